@@ -1,0 +1,195 @@
+"""What a request asks of the runtime (`AttentionProbe`) and what it gets back (`Capture`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from .errors import ProbeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Span = tuple[int, int]
+Reduction = Literal["tokens", "documents"]
+PROBE_VERSION = 1
+
+
+class Head(NamedTuple):
+    """One attention head, both numbers from zero; written ``"15-7"`` (layer 15, head 7)."""
+
+    layer: int
+    head: int
+
+    @classmethod
+    def parse(cls, value: object) -> Head:
+        """Read ``"15-7"``, ``(15, 7)``, ``[15, 7]`` or a ``Head``; ProbeError otherwise."""
+        if isinstance(value, str):
+            parts: Sequence[object] = value.strip().split("-")
+            if len(parts) == 2 and all(isinstance(p, str) and p.isdecimal() for p in parts):
+                return cls(int(str(parts[0])), int(str(parts[1])))
+        elif isinstance(value, Sequence) and len(value) == 2:
+            if all(isinstance(p, int) and not isinstance(p, bool) and p >= 0 for p in value):
+                return cls(int(value[0]), int(value[1]))
+        raise ProbeError(
+            f"not a head: {value!r}. Expected 'LAYER-HEAD' such as '15-7', or a pair (15, 7), "
+            "both counted from zero."
+        )
+
+    def __str__(self) -> str:
+        return f"{self.layer}-{self.head}"
+
+
+def _span(value: object, what: str) -> Span:
+    if (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and len(value) == 2
+        and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        and 0 <= value[0] < value[1]
+    ):
+        return int(value[0]), int(value[1])
+    raise ProbeError(
+        f"{what} {value!r} is not a half-open token span: expected (start, end) with 0 <= start < end."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProbe:
+    """Which attention to read during one request's prefill; the generation is untouched.
+
+    Attributes:
+        heads: the heads to read, or ``"all"`` for every head of every layer. ``"all"`` does not
+            read the prefix cache and needs the whole prompt in one prefill chunk.
+        query_span: half-open token span of the rows (the tokens that look).
+        spans: half-open, ascending, non-overlapping token spans of the columns (the tokens that
+            are looked at): one per document.
+        reduction: ``"tokens"`` keeps one value a token, ``"documents"`` sums each span.
+
+    A value is the attention probability averaged over the query rows,
+    ``1/|Q| * sum_{i in Q} softmax_j(...)`` (the inner term of eq. 1 in ICR, arXiv 2410.02642),
+    with the softmax in float32 over every key the row sees.
+    """
+
+    heads: tuple[Head, ...] | Literal["all"]
+    query_span: Span
+    spans: tuple[Span, ...]
+    reduction: Reduction = "tokens"
+
+    def __post_init__(self) -> None:
+        if self.heads != "all":
+            if isinstance(self.heads, str) or not isinstance(self.heads, Iterable):
+                raise ProbeError(f"heads must be 'all' or a list of heads, not {self.heads!r}.")
+            heads = tuple(Head.parse(h) for h in self.heads)
+            if not heads:
+                raise ProbeError("heads is empty: name at least one head, such as '15-7'.")
+            if len(set(heads)) != len(heads):
+                raise ProbeError(f"a head is named twice in {' '.join(map(str, heads))}.")
+            object.__setattr__(self, "heads", heads)
+        object.__setattr__(self, "query_span", _span(self.query_span, "query_span"))
+        if isinstance(self.spans, str) or not isinstance(self.spans, Iterable):
+            raise ProbeError(f"spans must be a list of spans, not {self.spans!r}.")
+        spans = tuple(_span(s, "span") for s in self.spans)
+        if not spans:
+            raise ProbeError("spans is empty: name at least one span of tokens to look at.")
+        for left, right in zip(spans, spans[1:], strict=False):
+            if right[0] < left[1]:
+                raise ProbeError(f"spans must ascend without overlap, but {left} is before {right}.")
+        object.__setattr__(self, "spans", spans)
+        if self.reduction not in ("tokens", "documents"):
+            raise ProbeError(f"reduction must be 'tokens' or 'documents', not {self.reduction!r}.")
+
+    @property
+    def num_columns(self) -> int:
+        """Values per head: the tokens in all spans, or the number of spans."""
+        if self.reduction == "documents":
+            return len(self.spans)
+        return sum(end - start for start, end in self.spans)
+
+    def check_prompt(self, prompt_len: int) -> None:
+        """Raise ProbeError unless every span lies within a prompt of ``prompt_len`` tokens."""
+        end = max(self.query_span[1], self.spans[-1][1])
+        if end > prompt_len:
+            raise ProbeError(
+                f"a span ends at token {end}, but the prompt has only {prompt_len} tokens."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and strings, for ``SamplingParams.extra_args``."""
+        return {
+            "version": PROBE_VERSION,
+            "heads": "all" if self.heads == "all" else [list(h) for h in self.heads],
+            "query_span": list(self.query_span),
+            "spans": [list(s) for s in self.spans],
+            "reduction": self.reduction,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> AttentionProbe:
+        """Inverse of ``to_json``; validates as the constructor does."""
+        if data.get("version") != PROBE_VERSION:
+            raise ProbeError(
+                f"probe version {data.get('version')!r} is not {PROBE_VERSION}: "
+                "client and worker run different releases of core-rerank."
+            )
+        return cls(data["heads"], data["query_span"], data["spans"], data["reduction"])
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """One prompt, as token ids, and the probe to read while it is prefilled."""
+
+    prompt_token_ids: tuple[int, ...]
+    probe: AttentionProbe
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_token_ids", tuple(self.prompt_token_ids))
+        self.probe.check_prompt(len(self.prompt_token_ids))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """The attention one request's probe asked for.
+
+    Attributes:
+        heads: one per row of ``values``, in the probe's order (layer-major for ``"all"``).
+        values: float32 [heads, columns]; see ``AttentionProbe`` for what a value and a column are.
+        cached_tokens: prompt tokens that came from the prefix cache.
+        recomputed: the request was run again because its cached prefix had not been captured.
+    """
+
+    heads: tuple[Head, ...]
+    values: np.ndarray
+    cached_tokens: int = 0
+    recomputed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a backend runs: enough to check heads, budget prompts and write provenance."""
+
+    name: str
+    revision: str | None
+    num_layers: int
+    layers_kept: int
+    num_heads: int
+    max_model_len: int
+    dtype: str
+    device: str
+    backend: str
+
+    def check_heads(self, heads: Iterable[Head]) -> None:
+        """Raise ProbeError for a head the model does not have or the kept layers do not reach."""
+        for head in heads:
+            if head.layer >= self.num_layers or head.head >= self.num_heads:
+                raise ProbeError(
+                    f"head {head} does not exist in {self.name}: it has layers "
+                    f"0-{self.num_layers - 1} and heads 0-{self.num_heads - 1}."
+                )
+            if head.layer >= self.layers_kept:
+                raise ProbeError(
+                    f"head {head} lies beyond the {self.layers_kept} layers kept of "
+                    f"{self.num_layers} in {self.name}: use layers=None, or heads below layer "
+                    f"{self.layers_kept}."
+                )
