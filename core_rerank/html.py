@@ -1,0 +1,181 @@
+"""A ranking as one self-contained page: every document's tokens shaded by their attention."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from .types import RankedDocument, Ranking, TokenScore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jinja2 import Template
+
+SHADES = 9
+STRONGEST_TOKENS = 6
+_ZERO_WIDTH_JOINER = "\u200d"
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of a document's text that is shaded alike: usually one token.
+
+    ``shade`` is a CSS class (``p1``..``p9`` positive, ``n1``..``n9`` negative, empty for about
+    zero); ``score`` is None for text that no token covers.
+    """
+
+    text: str
+    score: float | None = None
+    shade: str = ""
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    item: RankedDocument
+    name: str
+    pieces: tuple[Piece, ...]
+    unread: str
+    strongest: tuple[Piece, ...]
+    bar_left: float
+    bar_width: float
+
+
+def render(ranking: Ranking) -> str:
+    """The page for ``ranking``: HTML that needs no network, no script and no other file.
+
+    Tokens are shaded when the ranking carries token scores (``explain=True``). Every text is
+    escaped. The shade grows with the square root of a token's share of the strongest token in
+    the whole ranking, so shades compare across documents.
+    """
+    scores = [item.score for item in ranking]
+    if not all(map(math.isfinite, scores)):
+        raise ValueError(f"cannot draw scores that are not finite numbers: {scores}.")
+    peak = max((abs(t.score) for item in ranking for t in item.token_scores or ()), default=0.0)
+    low, high = min([0.0, *scores]), max([0.0, *scores])
+    cards = [_card(item, peak, low, high) for item in ranking]
+    page = _template().render(
+        query=_clean(ranking.query),
+        model=_clean(ranking.model),
+        strategy=ranking.strategy,
+        cards=cards,
+        zero=_percent(-low, high - low),
+        explained=any(item.token_scores is not None for item in ranking),
+        filtered=any(not piece.kept for card in cards for piece in card.pieces),
+        negative=any(piece.shade.startswith("n") for card in cards for piece in card.pieces),
+        peak=peak,
+        shades=range(SHADES, 0, -1),
+    )
+    return page + "\n"
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("core_rerank"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["score"] = format_score
+    return environment.get_template("ranking.html.j2")
+
+
+def format_score(value: float) -> str:
+    """A score in four significant digits with a true minus sign: ``0.01234``, ``−1.5e-06``."""
+    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}", 1) if value < 0 else f"{value:.4g}"
+
+
+def _card(item: RankedDocument, peak: float, low: float, high: float) -> _Card:
+    document = item.document
+    text = document.full_text
+    pieces = _pieces(text, item.token_scores or (), peak)
+    read = sum(len(piece.text) for piece in pieces)
+    unread = text[read:]
+    strongest = sorted(
+        (p for p in pieces if p.kept and (p.score or 0.0) > 0 and p.text.strip()),
+        key=lambda p: -(p.score or 0.0),
+    )
+    return _Card(
+        item=item,
+        name=_clean(document.title or item.doc_id or f"Document {item.index + 1}"),
+        pieces=tuple(Piece(_clean(p.text), p.score, p.shade, p.kept) for p in pieces),
+        unread=_clean(unread),
+        strongest=tuple(strongest[:STRONGEST_TOKENS]),
+        bar_left=_percent(min(item.score, 0.0) - low, high - low),
+        bar_width=_percent(abs(item.score), high - low),
+    )
+
+
+def _pieces(text: str, tokens: Sequence[TokenScore], peak: float) -> list[Piece]:
+    """Cut ``text`` at token borders, never inside a grapheme such as an emoji sequence.
+
+    Tokens that share characters (the bytes of one emoji) become one piece whose score is their
+    sum; blanks before a word stay unshaded. Text after the last token is left out: the model did not read it.
+    """
+    spans: list[tuple[int, int, float, bool]] = []
+    for token in sorted(tokens, key=lambda t: (t.start, t.end)):
+        start, end = max(token.start, 0), min(token.end, len(text))
+        if end <= start and not spans:
+            continue
+        if spans and (start < spans[-1][1] or end <= start or _joined(text, start)):
+            left, right, score, kept = spans[-1]
+            spans[-1] = (left, max(right, end), score + token.score, kept or token.kept)
+        else:
+            spans.append((start, end, token.score, token.kept))
+    pieces: list[Piece] = []
+    cursor = 0
+    for start, end, score, kept in spans:
+        blanks = len(text[start:end]) - len(text[start:end].lstrip())
+        if start + blanks < end:
+            start += blanks
+        if cursor < start:
+            pieces.append(Piece(text[cursor:start]))
+        pieces.append(Piece(text[start:end], score, _shade(score, peak), kept))
+        cursor = end
+    return pieces
+
+
+def _joined(text: str, start: int) -> bool:
+    """Whether a browser draws ``text[start]`` together with the character before it."""
+    if not 0 < start < len(text):
+        return False
+    char, before = text[start], text[start - 1]
+    return (
+        char == _ZERO_WIDTH_JOINER
+        or before == _ZERO_WIDTH_JOINER
+        or unicodedata.category(char) in ("Mn", "Me", "Mc")
+        or "\U0001f3fb" <= char <= "\U0001f3ff"
+        or _regional(char)
+        and _regional(before)
+    )
+
+
+def _regional(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def _shade(score: float, peak: float) -> str:
+    if peak <= 0:
+        return ""
+    level = round(math.sqrt(min(abs(score) / peak, 1.0)) * SHADES)
+    return f"{'p' if score > 0 else 'n'}{level}" if level else ""
+
+
+def _percent(part: float, whole: float) -> float:
+    return round(100 * part / whole, 3) if whole > 0 else 0.0
+
+
+def _clean(text: str) -> str:
+    """Replace what an HTML file cannot hold: lone surrogates and control characters."""
+    return _CONTROLS.sub("\ufffd", _SURROGATES.sub("\ufffd", text))
