@@ -1,0 +1,50 @@
+"""The independent reference: transformers' eager attention, read whole and indexed plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hook_runtime.specs import CaptureRequest
+
+
+def reference_attention(
+    model_dir: str | Path, requests: Sequence[CaptureRequest], dtype: Any = None
+) -> list[np.ndarray]:
+    """What each request's capture must be: float32 [heads, columns], in request order.
+
+    ``dtype`` is the torch dtype the model runs in, float32 by default; the averages over the
+    query rows are taken in float64. Holds the attention of every layer: short prompts only.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, attn_implementation="eager", dtype=dtype or torch.float32
+    ).eval()
+    answers = []
+    for request in requests:
+        with torch.no_grad():
+            output = model(
+                input_ids=torch.tensor([request.prompt_token_ids]),
+                output_attentions=True,
+                use_cache=False,
+            )
+        layers = [weights[0].double().numpy() for weights in output.attentions]
+        probe = request.probe
+        heads = probe.heads
+        if heads == "all":
+            heads = [(i, h) for i in range(len(layers)) for h in range(layers[0].shape[0])]
+        first, last = probe.query_span
+        rows = []
+        for layer, head in heads:
+            mean = layers[layer][head, first:last].mean(axis=0)
+            pieces = [mean[start:end] for start, end in probe.spans]
+            if probe.reduction == "documents":
+                pieces = [np.array([piece.sum()]) for piece in pieces]
+            rows.append(np.concatenate(pieces))
+        answers.append(np.stack(rows).astype(np.float32))
+    return answers
