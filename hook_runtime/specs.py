@@ -95,7 +95,9 @@ class AttentionProbe:
             raise ProbeError("spans is empty: name at least one span of tokens to look at.")
         for left, right in zip(spans, spans[1:], strict=False):
             if right[0] < left[1]:
-                raise ProbeError(f"spans must ascend without overlap, but {left} is before {right}.")
+                raise ProbeError(
+                    f"spans must ascend without overlap, but {left} is before {right}."
+                )
         object.__setattr__(self, "spans", spans)
         if self.reduction not in ("tokens", "documents"):
             raise ProbeError(f"reduction must be 'tokens' or 'documents', not {self.reduction!r}.")
@@ -134,6 +136,17 @@ class AttentionProbe:
                 "client and worker run different releases of core-rerank."
             )
         return cls(data["heads"], data["query_span"], data["spans"], data["reduction"])
+
+
+def reduce_columns(values: np.ndarray, probe: AttentionProbe) -> np.ndarray:
+    """Apply the probe's reduction to float32 [heads, tokens]: as it is, or [heads, spans]."""
+    if probe.reduction == "tokens":
+        return values
+    widths = [end - start for start, end in probe.spans]
+    starts = [sum(widths[:i]) for i in range(len(widths))]
+    import numpy as np
+
+    return np.add.reduceat(values, starts, axis=1)
 
 
 @dataclass(frozen=True, slots=True)

