@@ -48,20 +48,48 @@ class _Card:
     bar_width: float
 
 
-def render(ranking: Ranking) -> str:
-    """The page for ``ranking``: HTML that needs no network, no script and no other file.
+@dataclass(frozen=True, slots=True)
+class _Section:
+    query: str
+    model: str
+    strategy: str
+    cards: tuple[_Card, ...]
+    zero: float
+    explained: bool
+    filtered: bool
+    negative: bool
+    peak: float
 
-    Tokens are shaded when the ranking carries token scores (``explain=True``). Every text is
+
+def render(ranking: Ranking) -> str:
+    """The page for one ranking; see `render_all`."""
+    return render_all([ranking])
+
+
+def render_all(rankings: Sequence[Ranking]) -> str:
+    """One page for several rankings: HTML that needs no network, no script and no other file.
+
+    Tokens are shaded where a ranking carries token scores (``explain=True``). Every text is
     escaped. The shade grows with the square root of a token's share of the strongest token in
-    the whole ranking, so shades compare across documents.
+    its ranking, so shades compare across the documents of one ranking.
+
+    Raises:
+        ValueError: there is no ranking, or a score is not a finite number.
     """
+    if not rankings:
+        raise ValueError("a page needs at least one ranking.")
+    sections = [_section(ranking) for ranking in rankings]
+    return _template().render(sections=sections, shades=range(SHADES, 0, -1)) + "\n"
+
+
+def _section(ranking: Ranking) -> _Section:
     scores = [item.score for item in ranking]
     if not all(map(math.isfinite, scores)):
         raise ValueError(f"cannot draw scores that are not finite numbers: {scores}.")
     peak = max((abs(t.score) for item in ranking for t in item.token_scores or ()), default=0.0)
     low, high = min([0.0, *scores]), max([0.0, *scores])
-    cards = [_card(item, peak, low, high) for item in ranking]
-    page = _template().render(
+    cards = tuple(_card(item, peak, low, high) for item in ranking)
+    return _Section(
         query=_clean(ranking.query),
         model=_clean(ranking.model),
         strategy=ranking.strategy,
@@ -71,9 +99,7 @@ def render(ranking: Ranking) -> str:
         filtered=any(not piece.kept for card in cards for piece in card.pieces),
         negative=any(piece.shade.startswith("n") for card in cards for piece in card.pieces),
         peak=peak,
-        shades=range(SHADES, 0, -1),
     )
-    return page + "\n"
 
 
 @lru_cache(maxsize=1)
@@ -96,16 +122,23 @@ def format_score(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}", 1) if value < 0 else f"{value:.4g}"
 
 
+def strongest_tokens(item: RankedDocument) -> list[tuple[str, float]]:
+    """The tokens that earned a document its score, highest first: (text, score).
+
+    Only tokens that count (positive and kept); characters that several tokens share appear once,
+    with the sum. Empty without token scores.
+    """
+    pieces = _pieces(item.document.full_text, item.token_scores or (), 0.0)
+    return [(_clean(piece.text), piece.score or 0.0) for piece in _strongest(pieces)]
+
+
 def _card(item: RankedDocument, peak: float, low: float, high: float) -> _Card:
     document = item.document
     text = document.full_text
     pieces = _pieces(text, item.token_scores or (), peak)
     read = sum(len(piece.text) for piece in pieces)
     unread = text[read:]
-    strongest = sorted(
-        (p for p in pieces if p.kept and (p.score or 0.0) > 0 and p.text.strip()),
-        key=lambda p: -(p.score or 0.0),
-    )
+    strongest = _strongest(pieces)
     return _Card(
         item=item,
         name=_clean(document.title or item.doc_id or f"Document {item.index + 1}"),
@@ -144,6 +177,11 @@ def _pieces(text: str, tokens: Sequence[TokenScore], peak: float) -> list[Piece]
         pieces.append(Piece(text[start:end], score, _shade(score, peak), kept))
         cursor = end
     return pieces
+
+
+def _strongest(pieces: Sequence[Piece]) -> list[Piece]:
+    counted = [p for p in pieces if p.kept and (p.score or 0.0) > 0 and p.text.strip()]
+    return sorted(counted, key=lambda p: -(p.score or 0.0))
 
 
 def _joined(text: str, start: int) -> bool:

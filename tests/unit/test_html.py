@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from core_rerank.html import _pieces, format_score, render
+from core_rerank.html import _pieces, format_score, render, render_all, strongest_tokens
 from core_rerank.types import Document, RankedDocument, Ranking, TokenScore
 
 VOID = {"meta", "br", "link", "img", "hr"}
@@ -190,3 +190,25 @@ def test_format_score(value: float, text: str) -> None:
 def test_ranking_to_html_is_this_page() -> None:
     result = ranking(ranked("a", 1.0, 1, None))
     assert result.to_html() == render(result)
+
+
+def test_several_rankings_share_a_page() -> None:
+    page = render_all(
+        [ranking(ranked("a", 1.0, 1, None), query=query) for query in ("first one", "second one")]
+    )
+    outline = Outline(page)
+    assert [tag for tag, _ in outline.tags].count("section") == 2
+    assert page.index("first one") < page.index("second one")
+    with pytest.raises(ValueError, match="at least one"):
+        render_all([])
+
+
+def test_strongest_tokens_are_those_that_count() -> None:
+    scores = (
+        TokenScore("low", 0, 3, 0.5),
+        TokenScore(" top", 3, 7, 2.0),
+        TokenScore(" cut", 7, 11, 3.0, kept=False),
+        TokenScore(" neg", 11, 15, -1.0),
+    )
+    item = ranked("low top cut neg", 1.0, 1, scores)
+    assert strongest_tokens(item) == [("top", 2.0), ("low", 0.5)]
