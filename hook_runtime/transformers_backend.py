@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import ClosedError, IncompleteCaptureError, ProbeError, UnsupportedModelError
-from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo, reduce_columns
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +38,10 @@ class TransformersBackend:
         layers: int | Literal["auto"] | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        """Load ``model``, a Hugging Face id or a local folder.
+        """Load the model with eager attention.
 
         Args:
+            model: Hugging Face id or local folder.
             name: what `ModelInfo` calls the model; ``model`` by default.
             revision: commit, tag or branch of a Hugging Face id.
             dtype: "float32", "bfloat16", "float16" or "auto" (the checkpoint's own).
@@ -257,13 +258,10 @@ def _reduce(reader: _Reader, heads: Sequence[Head], probe: AttentionProbe) -> An
         for row, head in enumerate(wanted)
     }
     means = torch.stack([place[head] for head in heads]) / count
-    end = max(stop for _, stop in probe.spans)
-    if end > means.shape[1]:
-        means = torch.nn.functional.pad(means, (0, end - means.shape[1]))
-    pieces = [means[:, start:stop] for start, stop in probe.spans]
-    if probe.reduction == "documents":
-        pieces = [piece.sum(dim=1, keepdim=True) for piece in pieces]
-    return torch.cat(pieces, dim=1).cpu().numpy()
+    # Keys after the last query row are seen by no row.
+    means = torch.nn.functional.pad(means, (0, max(0, probe.spans[-1][1] - means.shape[1])))
+    columns = torch.cat([means[:, start:stop] for start, stop in probe.spans], dim=1)
+    return reduce_columns(columns.cpu().numpy(), probe)
 
 
 def _load(model: str, revision: str | None, dtype: str, device: torch.device) -> tuple[Any, Any]:
@@ -291,10 +289,10 @@ def _layers_to_keep(
         return total
     if layers == "auto":
         if not heads:
-            raise ValueError("layers='auto' needs heads: name the heads that will be asked for.")
+            raise ProbeError("layers='auto' needs heads: name the heads that will be asked for.")
         return min(total, max(head.layer for head in heads) + 1)
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= total:
-        raise ValueError(f"layers must be 'auto', None or 1 to {total}, not {layers!r}.")
+        raise ProbeError(f"layers must be 'auto', None or 1 to {total}, not {layers!r}.")
     return layers
 
 

@@ -20,13 +20,17 @@ PROMPT = tuple(int(i) for i in np.random.default_rng(7).integers(10, 40000, 150)
 SPANS = ((5, 40), (40, 61), (64, 118))
 
 
+def heads(*names: str) -> tuple[Head, ...]:
+    return tuple(Head.parse(name) for name in names)
+
+
 def _requests() -> list[CaptureRequest]:
     return [
         CaptureRequest(PROMPT, AttentionProbe("all", (120, 145), SPANS)),
-        CaptureRequest(PROMPT[:149], AttentionProbe([(3, 1), (0, 2)], (120, 149), SPANS)),
-        CaptureRequest(PROMPT, AttentionProbe([(2, 0)], (149, 150), SPANS, "documents")),
+        CaptureRequest(PROMPT[:149], AttentionProbe(heads("3-1", "0-2"), (120, 149), SPANS)),
+        CaptureRequest(PROMPT, AttentionProbe(heads("2-0"), (149, 150), SPANS, "documents")),
         # Columns among and after the rows: a row sees itself and what precedes it, no more.
-        CaptureRequest(PROMPT, AttentionProbe([(1, 3)], (80, 100), ((0, 3), (90, 150)))),
+        CaptureRequest(PROMPT, AttentionProbe(heads("1-3"), (80, 100), ((0, 3), (90, 150)))),
     ]
 
 
@@ -60,7 +64,7 @@ def test_matches_the_oracle(arch: str, tiny_model: Callable[[str], Path]) -> Non
 
 def test_matches_the_oracle_on_the_embedded_model(smollm2_dir: Path) -> None:
     requests = [
-        CaptureRequest(PROMPT, AttentionProbe([(15, 7), (10, 0), (29, 8)], (120, 145), SPANS)),
+        CaptureRequest(PROMPT, AttentionProbe(heads("15-7", "10-0", "29-8"), (120, 145), SPANS)),
         CaptureRequest(PROMPT[::-1], AttentionProbe("all", (120, 145), SPANS, "documents")),
     ]
     backend = TransformersBackend(str(smollm2_dir))
@@ -98,7 +102,7 @@ def test_fewer_layers_give_the_same_numbers(
     layers: int | str | None, kept: int, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tiny_model("gemma2")
-    request = CaptureRequest(PROMPT, AttentionProbe([(2, 1), (0, 0)], (120, 145), SPANS))
+    request = CaptureRequest(PROMPT, AttentionProbe(heads("2-1", "0-0"), (120, 145), SPANS))
     backend = TransformersBackend(str(folder), heads=["2-1", "0-0"], layers=layers)  # type: ignore[arg-type]
     assert backend.model.layers_kept == kept
     assert len(backend._decoder.layers) == kept
@@ -114,7 +118,7 @@ def test_all_heads_means_those_of_the_kept_layers(tiny_model: Callable[[str], Pa
 def test_refuses_heads_that_do_not_exist_or_were_dropped(
     llama: TransformersBackend, tiny_model: Callable[[str], Path]
 ) -> None:
-    missing = CaptureRequest(PROMPT, AttentionProbe(["4-0"], (120, 145), SPANS))
+    missing = CaptureRequest(PROMPT, AttentionProbe(heads("4-0"), (120, 145), SPANS))
     with pytest.raises(ProbeError, match="head 4-0 does not exist in tiny-llama"):
         llama.capture([missing])
     with pytest.raises(ProbeError, match="head 0-6 does not exist"):
@@ -123,7 +127,7 @@ def test_refuses_heads_that_do_not_exist_or_were_dropped(
         TransformersBackend(str(tiny_model("llama")), heads=["3-0"], layers=2)
     short = TransformersBackend(str(tiny_model("llama")), heads=["1-0"], layers="auto")
     with pytest.raises(ProbeError, match="head 3-0 lies beyond the 2 layers kept of 4"):
-        short.capture([CaptureRequest(PROMPT, AttentionProbe(["3-0"], (120, 145), SPANS))])
+        short.capture([CaptureRequest(PROMPT, AttentionProbe(heads("3-0"), (120, 145), SPANS))])
 
 
 def test_refuses_prompts_that_are_too_long(tiny_model: Callable[[str], Path]) -> None:

@@ -1,0 +1,1 @@
+"""Measuring: BEIR folders, nDCG, reranking runs and the benchmark of the runtime."""

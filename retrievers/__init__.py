@@ -1,0 +1,6 @@
+"""First-stage retrievers: from a corpus and queries to candidates for reranking."""
+
+from .base import Retriever, Run
+from .bm25 import BM25Retriever
+
+__all__ = ["BM25Retriever", "Retriever", "Run"]

@@ -1,0 +1,80 @@
+"""BM25Retriever: hand-computed scores, ties, text handling and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from core_rerank.errors import MissingDependencyError
+from core_rerank.retrievers import BM25Retriever
+from core_rerank.types import Document
+
+CORPUS = {
+    "a": Document("Volcanoes erupt ash and lava", "a"),
+    "b": Document("bread", "b", "Sourdough baking"),
+    "c": Document("Lava lava lava everywhere", "c"),
+    "d": Document("", "d"),
+}
+
+
+@pytest.fixture
+def bm25() -> BM25Retriever:
+    retriever = BM25Retriever()
+    retriever.index(CORPUS)
+    return retriever
+
+
+def test_scores_are_lucenes_bm25(bm25: BM25Retriever) -> None:
+    # Lengths without stop words 4, 3, 4, 0: mean 2.75. "lava" is in 2 of 4 documents.
+    idf = math.log(1 + (4 - 2 + 0.5) / (2 + 0.5))
+    norm = 0.9 * (1 - 0.4 + 0.4 * 4 / 2.75)
+    run = bm25.search({"q": "LAVA!"}, 10)
+    assert list(run["q"]) == ["c", "a"]
+    assert run["q"]["a"] == pytest.approx(idf * 1 / (1 + norm), rel=1e-5)
+    assert run["q"]["c"] == pytest.approx(idf * 3 / (3 + norm), rel=1e-5)
+
+
+def test_title_is_searched_and_words_are_stemmed(bm25: BM25Retriever) -> None:
+    run = bm25.search({"1": "bake", "2": "erupting volcano"}, 10)
+    assert list(run["1"]) == ["b"]
+    assert list(run["2"]) == ["a"]
+
+
+def test_every_query_is_in_the_run_even_without_a_match(bm25: BM25Retriever) -> None:
+    run = bm25.search({"none": "quantum", "stop": "the of and", "blank": " "}, 10)
+    assert run == {"none": {}, "stop": {}, "blank": {}}
+    assert bm25.search({}, 10) == {}
+
+
+def test_equal_scores_keep_corpus_order_and_depth_cuts() -> None:
+    corpus = {f"doc{i}": Document("same words here", f"doc{i}") for i in range(50)}
+    retriever = BM25Retriever()
+    retriever.index(corpus)
+    run = retriever.search({"q": "words"}, 7)
+    assert list(run["q"]) == [f"doc{i}" for i in range(7)]
+
+
+def test_indexing_again_replaces_the_corpus(bm25: BM25Retriever) -> None:
+    bm25.index({"z": Document("lava", "z")})
+    assert list(bm25.search({"q": "lava"}, 10)["q"]) == ["z"]
+
+
+def test_refusals(bm25: BM25Retriever) -> None:
+    with pytest.raises(ValueError, match="depth must be a whole number of at least 1, not 0"):
+        bm25.search({"q": "lava"}, 0)
+    with pytest.raises(ValueError, match="corpus is empty"):
+        bm25.index({})
+    with pytest.raises(RuntimeError, match=r"before index\(corpus\)"):
+        BM25Retriever().search({"q": "lava"}, 1)
+    with pytest.raises(ValueError, match="k1=-1"):
+        BM25Retriever(k1=-1)
+    with pytest.raises(ValueError, match=r"b=1\.5"):
+        BM25Retriever(b=1.5)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "Stemmer", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'core-rerank\[retrieval\]'"):
+        BM25Retriever()
