@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, overload
+
+DocId = str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +15,7 @@ class Document:
     """A text to rank; ``title`` is put before the text, ``metadata`` is carried along untouched."""
 
     text: str
-    doc_id: str | None = None
+    doc_id: DocId | None = None
     title: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -26,9 +29,10 @@ class Document:
 class TokenScore:
     """Calibrated attention one document token received.
 
-    ``start`` and ``end`` are character offsets (half-open) into ``Document.full_text``; ``score``
-    is what the token adds to the document's score before the token filter; ``kept`` is False
-    where the filter left the token out.
+    ``start`` and ``end`` are character offsets (half-open) into ``Document.full_text`` and
+    ``text`` is what lies between them; tokens that are pieces of one character (an emoji's bytes)
+    all have that character's offsets. ``score`` is what the token adds to the document's score
+    before the token filter; ``kept`` is False where the filter left the token out.
     """
 
     text: str
@@ -44,7 +48,7 @@ class RankedDocument:
 
     Attributes:
         index: its place in the caller's list, from 0.
-        doc_id: the caller's id, or None.
+        doc_id: the caller's id, type kept, or None.
         score: calibrated attention; higher is better. Comparable within one ranking only.
         rank: from 1.
         document: the document as given (strings are wrapped).
@@ -54,7 +58,7 @@ class RankedDocument:
     """
 
     index: int
-    doc_id: str | None
+    doc_id: DocId | None
     score: float
     rank: int
     document: Document
@@ -86,11 +90,66 @@ class Ranking(Sequence[RankedDocument]):
         return iter(self.documents)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-safe copy: plain dicts, lists, strings, numbers, booleans and None."""
-        raise NotImplementedError
+        """A JSON-safe copy: plain dicts, lists, strings, finite numbers, booleans and None.
+
+        In metadata, mappings become dicts with string keys, other collections lists, numpy
+        scalars and arrays plain numbers and lists; anything else, NaN and infinity included, is
+        written as ``str`` writes it.
+        """
+        return {
+            "query": self.query,
+            "model": self.model,
+            "strategy": self.strategy,
+            "documents": [_ranked_dict(document) for document in self.documents],
+        }
 
     def to_html(self) -> str:
         """One self-contained page: each document's tokens shaded by the attention they received."""
         from .html import render
 
         return render(self)
+
+
+def _ranked_dict(item: RankedDocument) -> dict[str, Any]:
+    tokens = item.token_scores
+    return {
+        "rank": item.rank,
+        "index": item.index,
+        "doc_id": item.doc_id,
+        "score": item.score,
+        "title": item.document.title,
+        "text": item.document.text,
+        "metadata": _plain(item.document.metadata),
+        "truncated": item.truncated,
+        "blank": item.blank,
+        "token_scores": None if tokens is None else [_token_dict(token) for token in tokens],
+    }
+
+
+def _token_dict(token: TokenScore) -> dict[str, Any]:
+    return {
+        "text": token.text,
+        "start": token.start,
+        "end": token.end,
+        "score": token.score,
+        "kept": token.kept,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in the types of JSON; see ``Ranking.to_dict``."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_plain(item) for item in value]
+    return str(value)

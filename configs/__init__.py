@@ -1,0 +1,1 @@
+"""Data files that come with core-rerank; installed as ``core_rerank.configs``."""

@@ -1,0 +1,115 @@
+"""From a model's name and a backend's name to a running backend; says what to install."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hook_runtime.backend import CaptureBackend
+from hook_runtime.specs import Head, ModelInfo
+
+from .errors import MissingDependencyError
+from .models import ResolvedModel, resolve_model
+
+BACKENDS = ("vllm", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBackend:
+    """A running backend, what it runs, and whether whoever opened it must close it."""
+
+    backend: CaptureBackend
+    model: ModelInfo
+    model_id: str
+    owned: bool
+
+
+def name_model(model: str, backend: str | CaptureBackend) -> ResolvedModel:
+    """The model that will run: ``model``, or what a backend that already runs says it is.
+
+    Fetches an embedded model that is not in the cache; loads nothing.
+    """
+    if isinstance(backend, str):
+        if backend not in BACKENDS:
+            raise ValueError(
+                f"backend must be one of {', '.join(BACKENDS)} or a CaptureBackend, not "
+                f"{backend!r}."
+            )
+        return resolve_model(model)
+    if not isinstance(backend, CaptureBackend):
+        raise TypeError(
+            f"backend must be one of {', '.join(BACKENDS)} or a CaptureBackend, not "
+            f"{type(backend).__name__}."
+        )
+    info = backend.model
+    if Path(info.name).is_dir():
+        return resolve_model(info.name)
+    return ResolvedModel(info.name, info.name, info.revision)
+
+
+def open_backend(
+    backend: str | CaptureBackend,
+    resolved: ResolvedModel,
+    heads: Sequence[Head] | None,
+    engine: Mapping[str, Any],
+) -> OpenBackend:
+    """Load ``resolved`` for ``heads`` (None: every head of every layer), or take what runs.
+
+    Only the layers that the heads need are loaded, unless ``engine`` says ``layers``.
+
+    Raises:
+        MissingDependencyError: vLLM or torch is not installed; names the command.
+        TypeError: an engine argument that the backend does not have, or with a running backend.
+    """
+    if not isinstance(backend, str):
+        if engine:
+            raise TypeError(
+                f"{', '.join(sorted(engine))} cannot be set on a backend that is already running: "
+                "give them to the backend itself."
+            )
+        return _opened(backend, resolved, owned=False)
+    options = {"layers": "auto" if heads else None, "heads": heads, "name": resolved.model_id}
+    options.update(engine)
+    if resolved.revision and not Path(resolved.path_or_id).is_dir():
+        options.setdefault("revision", resolved.revision)
+    make = _load_vllm if backend == "vllm" else _load_transformers
+    return _opened(make(resolved.path_or_id, options), resolved, owned=True)
+
+
+def _opened(backend: CaptureBackend, resolved: ResolvedModel, *, owned: bool) -> OpenBackend:
+    info = replace(backend.model, revision=backend.model.revision or resolved.revision)
+    return OpenBackend(backend, info, resolved.model_id, owned)
+
+
+def _load_vllm(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:
+    if find_spec("vllm") is None:
+        raise MissingDependencyError(
+            "vLLM is not installed. To install it: pip install 'core-rerank[gpu]' for NVIDIA GPUs, "
+            "or pip install 'core-rerank[cpu]' for CPUs. Or use backend='transformers', which "
+            "needs only torch: pip install 'core-rerank[transformers]'."
+        )
+    from hook_runtime.engine import HookLLM
+
+    return HookLLM(path_or_id, **options)
+
+
+def _load_transformers(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:
+    if find_spec("torch") is None:
+        raise MissingDependencyError(
+            "PyTorch is not installed. To install it: pip install 'core-rerank[transformers]'. "
+            "Or use backend='vllm': pip install 'core-rerank[gpu]' or 'core-rerank[cpu]'."
+        )
+    from hook_runtime.transformers_backend import TransformersBackend
+
+    known = [name for name in inspect.signature(TransformersBackend).parameters if name != "model"]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(
+            f"the transformers backend does not know {', '.join(unknown)}: it takes "
+            f"{', '.join(known)}."
+        )
+    return TransformersBackend(path_or_id, **options)

@@ -1,0 +1,45 @@
+"""Errors of ranking: each says what was given, what was expected and how to fix it.
+
+CoreRerankError
+├── HeadSetError (ValueError)            a head set is malformed, unknown, or another model's
+├── ModelError                           no such model, or its weights cannot be had
+├── PromptError (ValueError)             query, documents and instruction do not fit together
+├── NotFiniteError (ArithmeticError)     the engine returned NaN or infinity for a document
+├── MissingDependencyError (ImportError) an extra is not installed; names the command
+└── ClosedError (hook_runtime's too)     a reranker was used after close()
+
+Arguments of a wrong type or value raise plain TypeError and ValueError; what the engine refuses
+raises ``hook_runtime.errors.HookRuntimeError``.
+"""
+
+from __future__ import annotations
+
+from hook_runtime.errors import ClosedError as _RuntimeClosedError
+
+
+class CoreRerankError(Exception):
+    """Base of every error class of ``core_rerank``."""
+
+
+class HeadSetError(CoreRerankError, ValueError):
+    """A head set is malformed, is not to be found, or belongs to another model."""
+
+
+class ModelError(CoreRerankError):
+    """The model a user named does not exist, or its weights cannot be fetched or unpacked."""
+
+
+class PromptError(CoreRerankError, ValueError):
+    """A prompt cannot be built: it would not fit, or the tokenizer or template is unsuitable."""
+
+
+class NotFiniteError(CoreRerankError, ArithmeticError):
+    """The engine returned NaN or infinity; names the document it belongs to."""
+
+
+class MissingDependencyError(CoreRerankError, ImportError):
+    """An optional package is missing; names the command that installs it."""
+
+
+class ClosedError(CoreRerankError, _RuntimeClosedError):
+    """A reranker was used after ``close()``."""

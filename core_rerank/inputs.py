@@ -1,0 +1,99 @@
+"""The input contract: what a caller may pass, checked before the model sees any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from .types import DocId, Document
+
+
+@dataclass(frozen=True, slots=True)
+class RerankInput:
+    """One checked rerank: a query with text, documents, and an id or None for each."""
+
+    query: str
+    documents: tuple[Document, ...]
+    doc_ids: tuple[DocId | None, ...]
+
+
+def check_input(query: Any, documents: Any, doc_ids: Any = None) -> RerankInput:
+    """Check one rerank's arguments; ``doc_ids`` win over the documents' own ids.
+
+    Raises:
+        TypeError: the query is not a string, or ``documents`` is not an iterable of strings and
+            ``Document``s; names the place and the type found.
+        ValueError: the query is blank, or there are too few, too many or equal ids.
+    """
+    if not isinstance(query, str):
+        raise TypeError(f"query must be a string, not {_kind(query)}.")
+    if not query.strip():
+        raise ValueError(f"query is blank: {query!r}. Give a query with text.")
+    items = _items(documents, "documents", "strings or Documents")
+    checked = tuple(_document(index, item) for index, item in enumerate(items))
+    if doc_ids is None:
+        ids = tuple(document.doc_id for document in checked)
+    else:
+        ids = tuple(_items(doc_ids, "doc_ids", "ids"))
+        if len(ids) != len(checked):
+            raise ValueError(
+                f"doc_ids has {len(ids)} ids for {len(checked)} documents: give one for each."
+            )
+        checked = tuple(
+            Document(item, doc_id=doc_id) if isinstance(item, str) else item
+            for item, doc_id in zip(items, ids, strict=True)
+        )
+    _check_ids(ids, may_be_none=doc_ids is None)
+    return RerankInput(query, checked, ids)
+
+
+def check_top_n(top_n: Any) -> int | None:
+    """``top_n`` as an int from 1, or None for all documents; ValueError otherwise."""
+    if top_n is None:
+        return None
+    if isinstance(top_n, bool) or not isinstance(top_n, Integral) or top_n < 1:
+        raise ValueError(
+            f"top_n must be a whole number from 1, or None for all documents, not {top_n!r}."
+        )
+    return int(top_n)
+
+
+def _items(values: Any, name: str, what: str) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping | Document) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of {what}, not {_kind(values)}.")
+    return list(values)
+
+
+def _document(index: int, item: Any) -> Document:
+    if isinstance(item, str):
+        return Document(item)
+    if not isinstance(item, Document):
+        raise TypeError(
+            f"document {index} is {_kind(item)}: expected a string or a core_rerank.Document."
+        )
+    if not isinstance(item.text, str):
+        raise TypeError(f"document {index} has a text of type {_kind(item.text)}, not a string.")
+    if item.title is not None and not isinstance(item.title, str):
+        raise TypeError(f"document {index} has a title of type {_kind(item.title)}, not a string.")
+    return item
+
+
+def _check_ids(ids: Iterable[Any], *, may_be_none: bool) -> None:
+    first: dict[DocId, int] = {}
+    for index, doc_id in enumerate(ids):
+        if doc_id is None and may_be_none:
+            continue
+        if not isinstance(doc_id, str | int) or isinstance(doc_id, bool):
+            raise TypeError(f"the id of document {index} is {_kind(doc_id)}: expected str or int.")
+        if doc_id in first:
+            raise ValueError(
+                f"documents {first[doc_id]} and {index} have the same id {doc_id!r}: ids must "
+                "differ, or be left out."
+            )
+        first[doc_id] = index
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__

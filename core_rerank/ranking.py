@@ -1,0 +1,70 @@
+"""From scored documents to a Ranking: order, ties, blanks and explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hook_runtime.specs import Span
+
+from .inputs import RerankInput
+from .scoring import DocumentScore
+from .types import RankedDocument, Ranking, TokenScore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredDocument:
+    """A document that was read: its place in the caller's list, score, and token offsets."""
+
+    index: int
+    score: DocumentScore
+    truncated: bool
+    offsets: tuple[Span, ...]
+
+
+def build_ranking(
+    given: RerankInput,
+    scored: Sequence[ScoredDocument],
+    *,
+    model: str,
+    strategy: str,
+    top_n: int | None,
+    explain: bool,
+) -> Ranking:
+    """Best first, ties in input order; documents that were not read are blank and come last.
+
+    A blank document's score is the lowest of the others, and at most 0.
+    """
+    best_first = sorted(scored, key=lambda s: (-s.score.score, s.index))
+    read = {s.index: s for s in scored}
+    blank = [index for index in range(len(given.documents)) if index not in read]
+    lowest = min([0.0, *(s.score.score for s in scored)])
+    order = [*(s.index for s in best_first), *blank][:top_n]
+    documents = []
+    for rank, index in enumerate(order, start=1):
+        document, item = given.documents[index], read.get(index)
+        tokens = _token_scores(document.full_text, item) if explain else None
+        documents.append(
+            RankedDocument(
+                index=index,
+                doc_id=given.doc_ids[index],
+                score=item.score.score if item else lowest,
+                rank=rank,
+                document=document,
+                truncated=item.truncated if item else False,
+                blank=item is None,
+                token_scores=tokens,
+            )
+        )
+    return Ranking(given.query, tuple(documents), model, strategy)
+
+
+def _token_scores(text: str, item: ScoredDocument | None) -> tuple[TokenScore, ...]:
+    if item is None:
+        return ()
+    return tuple(
+        TokenScore(text[start:end], start, end, float(score), bool(kept))
+        for (start, end), score, kept in zip(
+            item.offsets, item.score.tokens, item.score.kept, strict=True
+        )
+    )

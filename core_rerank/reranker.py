@@ -1,0 +1,342 @@
+"""Reranker: the whole path from a query and documents to a ranking."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hook_runtime.backend import CaptureBackend
+from hook_runtime.errors import IncompleteCaptureError
+from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+
+from .backends import name_model, open_backend
+from .calibration import NullPassMemory, pass_key
+from .errors import ClosedError, NotFiniteError
+from .heads import HeadSet, Window
+from .inputs import RerankInput, check_input, check_top_n
+from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder, Segment
+from .ranking import ScoredDocument, build_ranking
+from .scoring import aggregate_heads, calibrate, score_document
+from .settings import check_settings, check_strategy, check_window, choose_head_set, choose_heads
+from .types import DocId, Document, Ranking
+from .windows import WindowPrompt, plan_windows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+Documents = Iterable[str | Document]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One prefill to read, and the key under which its attention is found."""
+
+    key: bytes
+    request: CaptureRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A window's prompt, read under the query and, if calibrated, under the null query."""
+
+    window: WindowPrompt
+    query: _Pass
+    null: _Pass | None
+
+
+class Reranker:
+    """Ranks documents by the attention that a query's tokens pay to them.
+
+    Calls may come from several threads. Close it, or use it as a context manager, to free the
+    model.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        heads: HeadSet | Iterable[object] | None = None,
+        config: str | os.PathLike[str] | None = None,
+        backend: str | CaptureBackend = "vllm",
+        window: Window | None = None,
+        strategy: str = "core",
+        calibrate: bool = True,
+        max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC,
+        **engine: Any,
+    ) -> None:
+        """Load ``model`` and its retrieval heads.
+
+        Args:
+            model: an alias, a Hugging Face id or a local folder; a running ``backend`` has its
+                own model, and this one is not looked at.
+            heads: a `HeadSet`, or heads such as ``"15-7"`` or ``(15, 7)``; by default the
+                packaged head set of the model.
+            config: path of a head set's YAML, instead of ``heads``.
+            backend: "vllm", "transformers", or a running `CaptureBackend`, which stays open when
+                the reranker is closed.
+            window: documents per prompt: "all" (listwise) or a number, 1 being pointwise; by
+                default what the head set recommends. Each prompt is normalised by itself, so
+                windows between 1 and "all" compare documents across prompts less well.
+            strategy: "core" (selected heads, token filter), "icr" (every head, token filter) or
+                "qr" (selected heads; instruction, query and suffix look; no filter).
+            calibrate: subtract the attention under the null query "N/A".
+            max_tokens_per_doc: longer documents are cut, and flagged.
+            **engine: passed to the backend: for vLLM any argument of ``vllm.LLM``; for
+                transformers ``dtype``, ``device``, ``max_model_len``; for both ``layers``, by
+                default only those that the heads need.
+
+        Raises:
+            ModelError, HeadSetError: no such model; no head set for it, or another model's.
+            MissingDependencyError: vLLM or torch is not installed.
+            TypeError, ValueError: an argument is of the wrong type or out of range.
+            hook_runtime.errors.HookRuntimeError: the engine cannot capture this model exactly.
+        """
+        self._strategy = check_strategy(strategy)
+        check_settings(calibrate, max_tokens_per_doc)
+        window = None if window is None else check_window(window)
+        resolved = name_model(model, backend)
+        self._head_set = choose_head_set(heads, config, self._strategy, resolved.model_id)
+        self._heads = choose_heads(heads, self._head_set, self._strategy)
+        recommended = self._head_set.window if self._head_set else "all"
+        self._window: Window = window or recommended
+        self._calibrate = calibrate
+        self._closed = False
+        self._open = open_backend(backend, resolved, self._heads, engine)
+        try:
+            if self._head_set is not None and self._heads is not None:
+                self._head_set.check(self._open.model, self._open.model_id)
+            self._open.model.check_heads(self._heads or ())
+            self._builder = PromptBuilder(
+                self._open.backend.tokenizer, self._open.model.max_model_len, max_tokens_per_doc
+            )
+        except BaseException:
+            self.close()
+            raise
+        self._null_passes = NullPassMemory()
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that is loaded."""
+        return self._open.model
+
+    @property
+    def model_id(self) -> str:
+        """The id that head sets are looked up by."""
+        return self._open.model_id
+
+    @property
+    def head_set(self) -> HeadSet | None:
+        """The head set in use; None where heads were given as a list, or every head is read."""
+        return self._head_set if self._heads is not None else None
+
+    @property
+    def heads(self) -> tuple[Head, ...] | None:
+        """The heads that are read; None means every head of every layer."""
+        return self._heads
+
+    @property
+    def window(self) -> Window:
+        """Documents per prompt."""
+        return self._window
+
+    @property
+    def strategy(self) -> str:
+        """Name of the scoring strategy."""
+        return self._strategy.name
+
+    def rerank(
+        self,
+        query: str,
+        documents: Documents,
+        *,
+        doc_ids: Iterable[DocId] | None = None,
+        top_n: int | None = None,
+        explain: bool = False,
+    ) -> Ranking:
+        """Rank ``documents``, best first; all of them unless ``top_n`` says fewer.
+
+        Args:
+            query: what is looked for.
+            documents: strings or `Document`s, in any iterable; never changed.
+            doc_ids: one for each, all different; instead of the documents' own.
+            top_n: how many to return, from 1.
+            explain: give every document's `TokenScore`s.
+
+        Raises:
+            TypeError: the query is no string, or a document is neither a string nor a Document.
+            ValueError: a blank query; ``top_n`` below 1; ids too few, too many or equal; or a
+                PromptError: the query or the window does not fit the model.
+            NotFiniteError: the engine returned NaN; names the document.
+            ClosedError: after ``close()``.
+        """
+        self._check_open()
+        given = check_input(query, documents, doc_ids)
+        return self._rerank([given], check_top_n(top_n), explain)[0]
+
+    def rerank_batch(
+        self,
+        tasks: Iterable[tuple[str, Documents]],
+        *,
+        top_n: int | None = None,
+        explain: bool = False,
+        progress: bool = False,
+    ) -> list[Ranking]:
+        """Rank each (query, documents) of ``tasks``, all in one engine batch; in their order.
+
+        ``progress`` shows the engine's progress; the rest is as in ``rerank``, whose errors here
+        carry a note with the number of the task.
+        """
+        self._check_open()
+        return self._rerank(_check_tasks(tasks), check_top_n(top_n), explain, progress)
+
+    def close(self) -> None:
+        """Free the model, unless the backend was given; further calls raise. May be repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._open.owned:
+            self._open.backend.close()
+
+    def __enter__(self) -> Reranker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rerank(
+        self,
+        inputs: Sequence[RerankInput],
+        top_n: int | None,
+        explain: bool,
+        progress: bool = False,
+    ) -> list[Ranking]:
+        segments: dict[str, Segment] = {}
+        readings = [self._plan(given, segments) for given in inputs]
+        attention = self._read([r for plan in readings for r in plan], progress)
+        scored = [
+            self._score(given, plan, attention)
+            for given, plan in zip(inputs, readings, strict=True)
+        ]
+        return [
+            build_ranking(
+                given,
+                documents,
+                model=self.model_id,
+                strategy=self.strategy,
+                top_n=top_n,
+                explain=explain,
+            )
+            for given, documents in zip(inputs, scored, strict=True)
+        ]
+
+    def _plan(self, given: RerankInput, segments: dict[str, Segment]) -> list[_Reading]:
+        windows = plan_windows(given, self._builder, self._window, segments)
+        return [
+            _Reading(
+                window,
+                self._pass(window.prompt),
+                self._pass(self._builder.null(window.prompt)) if self._calibrate else None,
+            )
+            for window in windows
+        ]
+
+    def _pass(self, prompt: Prompt) -> _Pass:
+        rows = prompt.query_span
+        if self._strategy.rows == "instruction":
+            rows = (prompt.instruction_span[0], len(prompt.token_ids))
+        probe = AttentionProbe(self._heads or "all", rows, prompt.document_spans)
+        request = CaptureRequest(prompt.token_ids, probe)
+        return _Pass(pass_key(request, self.model.name), request)
+
+    def _read(self, readings: Sequence[_Reading], progress: bool) -> dict[bytes, np.ndarray]:
+        """Attention of each document token under each pass, summed over heads; one engine batch.
+
+        Equal passes are read once, remembered null passes not at all. A query and its null pass
+        go side by side, so that the engine computes the documents before them once.
+        """
+        attention: dict[bytes, np.ndarray] = {}
+        pending: dict[bytes, CaptureRequest] = {}
+        for reading in readings:
+            pending.setdefault(reading.query.key, reading.query.request)
+            if reading.null is not None:
+                known = self._null_passes.get(reading.null.key)
+                if known is None:
+                    pending.setdefault(reading.null.key, reading.null.request)
+                else:
+                    attention[reading.null.key] = known
+        if pending:
+            requests = list(pending.values())
+            captures = self._open.backend.capture(requests, progress=progress)
+            for key, request, capture in zip(pending, requests, captures, strict=True):
+                attention[key] = self._sum_heads(request, capture)
+        for reading in readings:
+            if reading.null is not None and reading.null.key in pending:
+                self._remember(reading.null.key, attention[reading.null.key])
+        return attention
+
+    def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:
+        expected = (len(capture.heads), request.probe.num_columns)
+        if capture.values.shape != expected or self._heads not in (None, capture.heads):
+            raise IncompleteCaptureError(
+                f"the {self.model.backend} backend returned attention of shape "
+                f"{capture.values.shape} for heads {' '.join(map(str, capture.heads))}, but "
+                f"{request.probe.num_columns} tokens of the heads asked for were expected."
+            )
+        return aggregate_heads(capture.values)
+
+    def _remember(self, key: bytes, attention: np.ndarray) -> None:
+        import numpy as np
+
+        if np.isfinite(attention).all():
+            self._null_passes.put(key, attention)
+
+    def _score(
+        self, given: RerankInput, readings: Sequence[_Reading], attention: dict[bytes, np.ndarray]
+    ) -> list[ScoredDocument]:
+        scored = []
+        for reading in readings:
+            tokens = attention[reading.query.key]
+            if reading.null is not None:
+                tokens = calibrate(tokens, attention[reading.null.key])
+            prompt, start = reading.window.prompt, 0
+            for place, offsets, truncated in zip(
+                reading.window.places, prompt.offsets, prompt.truncated, strict=True
+            ):
+                part = tokens[start : start + len(offsets)]
+                start += len(offsets)
+                _check_finite(part, place, given)
+                score = score_document(part, token_filter=self._strategy.token_filter)
+                scored.append(ScoredDocument(place, score, truncated, offsets))
+        return scored
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"this Reranker for {self.model_id} was closed: create a new one.")
+
+
+def _check_tasks(tasks: Iterable[tuple[str, Documents]]) -> list[RerankInput]:
+    checked = []
+    for number, task in enumerate(tasks):
+        if not isinstance(task, tuple | list) or len(task) != 2:
+            raise TypeError(f"task {number} is not a (query, documents) pair: {task!r:.80}.")
+        try:
+            checked.append(check_input(*task))
+        except (TypeError, ValueError) as error:
+            error.add_note(f"in task {number} of the batch")
+            raise
+    return checked
+
+
+def _check_finite(tokens: np.ndarray, place: int, given: RerankInput) -> None:
+    import numpy as np
+
+    if not np.isfinite(tokens).all():
+        doc_id = given.doc_ids[place]
+        named = "" if doc_id is None else f" (id {doc_id!r})"
+        raise NotFiniteError(
+            f"the engine returned attention that is not finite for document {place}{named}: "
+            "nothing can be ranked by it. Use dtype='bfloat16' or 'float32' if float16 overflows."
+        )

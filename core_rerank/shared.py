@@ -1,0 +1,65 @@
+"""rerank(): one call, with a reranker that the process keeps for each model and its settings."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .reranker import DEFAULT_MODEL, Documents, Reranker
+from .types import DocId, Ranking
+
+
+def rerank(
+    query: str,
+    documents: Documents,
+    model: str = DEFAULT_MODEL,
+    *,
+    doc_ids: Iterable[DocId] | None = None,
+    top_n: int | None = None,
+    explain: bool = False,
+    **settings: Any,
+) -> Ranking:
+    """Rank ``documents`` with a `Reranker` that this process keeps and re-uses.
+
+    There is one for each ``model`` and ``settings`` (those of `Reranker`); it is loaded by the
+    first call and closed when the process ends. The rest is as in ``Reranker.rerank``.
+    """
+    reranker = _shared(model, settings)
+    return reranker.rerank(query, documents, doc_ids=doc_ids, top_n=top_n, explain=explain)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Room for one shared reranker; the lock lets other models load at the same time."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    reranker: Reranker | None = None
+
+
+_slots: dict[object, _Slot] = {}
+_slots_lock = threading.Lock()
+
+
+def _shared(model: str, settings: Mapping[str, Any]) -> Reranker:
+    with _slots_lock:
+        slot = _slots.setdefault(_setting_key((model, settings)), _Slot())
+    with slot.lock:
+        if slot.reranker is None:
+            slot.reranker = Reranker(model, **settings)
+            # After loading, so that it runs before what the engine itself registered.
+            atexit.register(slot.reranker.close)
+        return slot.reranker
+
+
+def _setting_key(value: object) -> object:
+    """A hashable stand-in for a setting: equal settings give equal keys."""
+    if isinstance(value, Mapping):
+        return ("mapping", frozenset((key, _setting_key(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return ("list", tuple(_setting_key(item) for item in value))
+    if isinstance(value, set | frozenset):
+        return ("set", frozenset(_setting_key(item) for item in value))
+    return (type(value), value)

@@ -1,0 +1,52 @@
+"""Which documents share a prompt, and the prompts that result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .heads import Window
+from .inputs import RerankInput
+from .prompt import Prompt, PromptBuilder, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPrompt:
+    """One prompt, and for each of its documents the place in the caller's list."""
+
+    places: tuple[int, ...]
+    prompt: Prompt
+
+
+def split_windows(places: Sequence[int], window: Window) -> list[tuple[int, ...]]:
+    """Contiguous windows of at most ``window`` places, their sizes at most one apart.
+
+    >>> split_windows(range(5), 2)
+    [(0, 1), (2, 3), (4,)]
+    """
+    count = len(places)
+    if not count:
+        return []
+    number = 1 if window == "all" else -(-count // window)
+    size, larger = divmod(count, number)
+    starts = [i * size + min(i, larger) for i in range(number + 1)]
+    return [tuple(places[a:b]) for a, b in pairwise(starts)]
+
+
+def plan_windows(
+    given: RerankInput, builder: PromptBuilder, window: Window, segments: dict[str, Segment]
+) -> tuple[WindowPrompt, ...]:
+    """The prompts for one rerank. Blank documents, and those without tokens, are in none.
+
+    ``segments`` remembers texts already tokenized, so that a batch tokenizes each text once.
+    """
+    texts = [document.full_text for document in given.documents]
+    for text in texts:
+        if text.strip() and text not in segments:
+            segments[text] = builder.tokenize(text)
+    places = [i for i, text in enumerate(texts) if text.strip() and segments[text].tokens.ids]
+    return tuple(
+        WindowPrompt(chunk, builder.build(given.query, [segments[texts[i]] for i in chunk]))
+        for chunk in split_windows(places, window)
+    )
