@@ -1,0 +1,25 @@
+# Each target first sets up .venv (tools/setup.py: CPU or NVIDIA, tested versions) or re-uses it.
+# PYTHON=python3.12 picks the interpreter, EXTRA=cpu or gpu the engine, ARGS goes to pytest.
+PYTHON ?= python3
+EXTRA ?=
+ARGS ?=
+
+.PHONY: demo test check bench setup
+
+demo: setup
+	.venv/bin/core-rerank demo
+
+test: setup
+	.venv/bin/pytest $(ARGS)
+
+check: setup
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+
+bench: setup
+	.venv/bin/python -m core_rerank.eval.bench
+
+setup:
+	@$(PYTHON) tools/setup.py $(if $(EXTRA),--extra $(EXTRA))
