@@ -41,6 +41,7 @@ class Piece:
 class _Card:
     item: RankedDocument
     name: str
+    doc_id: str
     pieces: tuple[Piece, ...]
     unread: str
     strongest: tuple[Piece, ...]
@@ -134,6 +135,7 @@ def strongest_tokens(item: RankedDocument) -> list[tuple[str, float]]:
 
 def _card(item: RankedDocument, peak: float, low: float, high: float) -> _Card:
     document = item.document
+    doc_id = "" if item.doc_id is None else str(item.doc_id)
     text = document.full_text
     pieces = _pieces(text, item.token_scores or (), peak)
     read = sum(len(piece.text) for piece in pieces)
@@ -141,7 +143,8 @@ def _card(item: RankedDocument, peak: float, low: float, high: float) -> _Card:
     strongest = _strongest(pieces)
     return _Card(
         item=item,
-        name=_clean(document.title or item.doc_id or f"Document {item.index + 1}"),
+        name=_clean(document.title or (doc_id or f"Document {item.index + 1}")),
+        doc_id=_clean(doc_id),
         pieces=tuple(Piece(_clean(p.text), p.score, p.shade, p.kept) for p in pieces),
         unread=_clean(unread),
         strongest=tuple(strongest[:STRONGEST_TOKENS]),
@@ -154,7 +157,8 @@ def _pieces(text: str, tokens: Sequence[TokenScore], peak: float) -> list[Piece]
     """Cut ``text`` at token borders, never inside a grapheme such as an emoji sequence.
 
     Tokens that share characters (the bytes of one emoji) become one piece whose score is their
-    sum; blanks before a word stay unshaded. Text after the last token is left out: the model did not read it.
+    sum; blanks before a word stay unshaded. Text after the last token is left out: the model
+    did not read it.
     """
     spans: list[tuple[int, int, float, bool]] = []
     for token in sorted(tokens, key=lambda t: (t.start, t.end)):
@@ -194,8 +198,7 @@ def _joined(text: str, start: int) -> bool:
         or before == _ZERO_WIDTH_JOINER
         or unicodedata.category(char) in ("Mn", "Me", "Mc")
         or "\U0001f3fb" <= char <= "\U0001f3ff"
-        or _regional(char)
-        and _regional(before)
+        or (_regional(char) and _regional(before))
     )
 
 

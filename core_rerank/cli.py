@@ -1,0 +1,61 @@
+"""The ``core-rerank`` command: what its subcommands are; each lives in ``commands``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from .commands.demo import demo
+from .commands.detect_heads import detect_heads
+from .commands.doctor import doctor
+from .commands.models import models
+from .commands.rerank import rerank
+
+app = typer.Typer(
+    name="core-rerank",
+    help="Rank documents by the attention a language model's retrieval heads pay them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(rerank)
+app.command()(demo)
+app.command("detect-heads")(detect_heads)
+app.command()(doctor)
+app.command()(models)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        typer.echo(f"core-rerank {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show and exit."),
+    ] = False,
+) -> None:
+    """Options before the subcommand."""
+
+
+def main() -> None:
+    """Entry point: runs the command line and leaves quietly when a pipe is closed or Ctrl-C hit."""
+    try:
+        app()
+    except BrokenPipeError:
+        # Whoever read stdout has gone; keep the interpreter from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""``core-rerank detect-heads``: find a model's retrieval heads and write them to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from core_rerank.head_detection import DEFAULT_HEADS, Detection, Selection, find_heads
+from core_rerank.head_scores import HeadAttention, best_heads
+
+from .options import (
+    DEFAULT_MODEL,
+    Backend,
+    BackendOption,
+    ModelOption,
+    VerboseOption,
+    WindowOption,
+    window_value,
+)
+from .terminal import (
+    CommandError,
+    check_output,
+    counting,
+    errors_as_messages,
+    out,
+    quiet_engine,
+    say,
+    working,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from core_rerank.heads import Window
+    from core_rerank.labelled_queries import LabelledQuery
+
+SHOWN = 16
+# All heads are read in one prefill step, which must hold a prompt of many documents.
+LISTWISE_STEP_TOKENS = 16384
+_DEFAULTS = Selection()
+
+
+def detect_heads(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="FOLDER",
+            help="BEIR folder: corpus.jsonl, queries.jsonl, and candidates.jsonl with rows "
+            '{"query-id", "positives", "negatives"}.',
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="YAML", help="The head set to write.")
+    ] = Path("heads.yaml"),
+    model: ModelOption = DEFAULT_MODEL,
+    window: WindowOption = "1",
+    top: Annotated[int, typer.Option("--top", min=1, help="How many heads.")] = DEFAULT_HEADS,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Of the contrastive softmax.")
+    ] = _DEFAULTS.temperature,
+    calibrated: Annotated[
+        bool,
+        typer.Option("--calibrated/--raw", help="Subtract the attention with the query N/A."),
+    ] = _DEFAULTS.calibrated,
+    per_token: Annotated[
+        bool, typer.Option("--per-token/--sum", help="Divide attention by document length.")
+    ] = _DEFAULTS.per_token,
+    max_layers: Annotated[
+        int | None,
+        typer.Option("--max-layers", min=1, help="Look at the first so many layers only."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Use the first so many queries.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the documents' order.")] = 0,
+    backend: BackendOption = Backend.VLLM,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="NPZ", help="Keep what was measured, for --reuse."),
+    ] = None,
+    reuse: Annotated[
+        Path | None,
+        typer.Option(
+            "--reuse",
+            metavar="NPZ",
+            help="Choose heads again from what --save kept, in seconds; no --data needed.",
+        ),
+    ] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Find the heads that tell documents with the answer from near misses (CoRe)."""
+    with errors_as_messages(verbose):
+        if (data is None) == (reuse is None):
+            raise CommandError("give either --data FOLDER or --reuse NPZ.")
+        for path in (output, save):
+            if path is not None:
+                check_output(path)
+        selection = Selection(top, temperature, calibrated, per_token, max_layers)
+        if reuse is not None:
+            attention = HeadAttention.load(reuse)
+        else:
+            assert data is not None
+            attention = _measure(
+                data, limit, model, backend.value, window_value(window or "1"), seed, verbose
+            )
+            if save is not None:
+                attention.save(save)
+        detection = find_heads(attention, selection)
+        detection.head_set(_aliases(attention.measurement.model.name)).to_yaml(output)
+        out().print(heads_table(detection))
+        _print_check(detection)
+        say(f"written: {output}")
+
+
+def _measure(
+    data: Path,
+    limit: int | None,
+    model: str,
+    backend: str,
+    window: Window,
+    seed: int,
+    verbose: bool,
+) -> HeadAttention:
+    from core_rerank.backends import name_model, open_backend
+    from core_rerank.head_detection import measure_attention
+    from core_rerank.labelled_queries import load_labelled_queries
+
+    queries = load_labelled_queries(data, limit)
+    say(f"{len(queries)} labelled queries in {data}, {_documents(queries)} documents to read")
+    engine: dict[str, Any] = {"dtype": "float32"}
+    if backend == "vllm" and window != 1:
+        engine["max_num_batched_tokens"] = LISTWISE_STEP_TOKENS
+    with quiet_engine(verbose):
+        with working(f"Starting {model} on {backend}"):
+            opened = open_backend(backend, name_model(model, backend), None, engine)
+        try:
+            with counting("Reading attention, prompts") as on_progress:
+                return measure_attention(
+                    opened.backend,
+                    queries,
+                    data=data.absolute().name,
+                    window=window,
+                    seed=seed,
+                    on_progress=on_progress,
+                )
+        finally:
+            opened.backend.close()
+
+
+def _documents(queries: list[LabelledQuery]) -> int:
+    return sum(len(q.positives) + len(q.negatives) for q in queries)
+
+
+def _aliases(model_id: str) -> list[str]:
+    from core_rerank.models import known_models
+
+    return [known.alias for known in known_models() if known.model_id == model_id]
+
+
+def heads_table(detection: Detection) -> Table:
+    """The best heads with their scores; the chosen ones are marked."""
+    from rich.table import Table
+
+    count = min(max(SHOWN, len(detection.heads)), detection.scores.size)
+    table = Table(title="Contrastive scores", title_justify="left")
+    for column in ("#", "Head", "Score", "Chosen"):
+        table.add_column(column, justify="left" if column == "Chosen" else "right")
+    for rank, head in enumerate(best_heads(detection.scores, count), start=1):
+        mark = "✓" if head in detection.heads else ""
+        table.add_row(str(rank), str(head), f"{detection.scores[head]:.4f}", mark)
+    return table
+
+
+def _print_check(detection: Detection) -> None:
+    """How well the heads rank the documents they were chosen on."""
+    from rich.table import Table
+
+    last = max(head.layer for head in detection.heads) + 1
+    count, layers = len(detection.heads), detection.measurement.model.num_layers
+    table = Table(
+        title=f"Ranking {detection.queries} queries (those the heads were chosen on)",
+        title_justify="left",
+    )
+    for column in ("Heads", "nDCG@10", "MRR"):
+        table.add_column(column, justify="left" if column == "Heads" else "right")
+    for name, quality in (
+        (f"the {count} chosen, in {last} of {layers} layers", detection.chosen),
+        (f"{count} at random (mean of 20 draws)", detection.random),
+        ("all", detection.all_heads),
+    ):
+        table.add_row(name, f"{quality.ndcg_at_10:.4f}", f"{quality.mrr:.4f}")
+    out().print(table)

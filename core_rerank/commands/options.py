@@ -1,0 +1,89 @@
+"""Command-line options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core_rerank.heads import Window
+from core_rerank.reranker import DEFAULT_MODEL
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "Backend",
+    "BackendOption",
+    "Dtype",
+    "DtypeOption",
+    "HeadsOption",
+    "ModelOption",
+    "VerboseOption",
+    "WindowOption",
+    "window_value",
+]
+
+
+class Backend(StrEnum):
+    """What runs the model."""
+
+    VLLM = "vllm"
+    TRANSFORMERS = "transformers"
+
+
+class Dtype(StrEnum):
+    """Number format of weights and activations."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+def parse_window(value: str) -> str:
+    """``all`` or a whole number from 1, as text (see ``window_value``)."""
+    if value == "all" or (value.isdecimal() and int(value) > 0):
+        return value
+    raise typer.BadParameter(f"{value!r} is neither 'all' nor a whole number from 1.")
+
+
+def window_value(value: str) -> Window:
+    """What ``Reranker(window=...)`` takes."""
+    return "all" if value == "all" else int(value)
+
+
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Alias (see `models`), Hugging Face id or local folder."),
+]
+BackendOption = Annotated[
+    Backend, typer.Option("--backend", help="vllm, or transformers where vLLM does not install.")
+]
+WindowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        metavar="N|all",
+        callback=lambda value: None if value is None else parse_window(value),
+        help="Documents in one prompt: 1 (pointwise), N, or all. Default: what the model's head "
+        "set recommends.",
+    ),
+]
+HeadsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--heads-config",
+        metavar="YAML",
+        exists=True,
+        dir_okay=False,
+        help="A head set, as detect-heads writes it. Default: the packaged one of the model.",
+    ),
+]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option("--dtype", help="Default: the backend's own; float32 is the exact one."),
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show the engine's log, and tracebacks.")
+]

@@ -1,0 +1,142 @@
+"""``core-rerank rerank``: rank the documents of a file by their relevance to a query."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from core_rerank.types import Document, Ranking
+
+from .documents import read_documents
+from .options import (
+    DEFAULT_MODEL,
+    Backend,
+    BackendOption,
+    DtypeOption,
+    HeadsOption,
+    ModelOption,
+    VerboseOption,
+    WindowOption,
+    window_value,
+)
+from .terminal import (
+    CommandError,
+    check_output,
+    errors_as_messages,
+    out,
+    quiet_engine,
+    say,
+    working,
+    write_text,
+)
+
+
+class Strategy(StrEnum):
+    """How attention becomes a score."""
+
+    CORE = "core"
+    ICR = "icr"
+    QR = "qr"
+
+
+class Format(StrEnum):
+    """How documents are written down."""
+
+    TXT = "txt"
+    JSONL = "jsonl"
+
+
+def rerank(
+    query: Annotated[str, typer.Argument(help="What is asked.", show_default=False)],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|-",
+            help="Documents: .txt (one a line; the id is the line number) or .jsonl (text, and if "
+            "wanted _id and title); - reads stdin.",
+            show_default=False,
+        ),
+    ],
+    top_n: Annotated[
+        int | None, typer.Option("--top-n", min=1, help="Show only the best N. Default: all.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    explain: Annotated[
+        Path | None,
+        typer.Option("--explain", metavar="HTML", help="Write a page that shades every token."),
+    ] = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Default: by extension, or by the first line.")
+    ] = None,
+    model: ModelOption = DEFAULT_MODEL,
+    window: WindowOption = None,
+    backend: BackendOption = Backend.VLLM,
+    heads_config: HeadsOption = None,
+    strategy: Annotated[
+        Strategy, typer.Option("--strategy", help="Which paper's scoring.")
+    ] = Strategy.CORE,
+    dtype: DtypeOption = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Rank the documents of FILE by how much attention QUERY pays them, best first."""
+    with errors_as_messages(verbose):
+        _check_query(query)
+        if explain is not None:
+            check_output(explain)
+        documents = read_documents(file, form.value if form else None)
+        options = {
+            "backend": backend.value,
+            "config": heads_config,
+            "window": window_value(window) if window else None,
+            "strategy": strategy.value,
+            **({"dtype": dtype.value} if dtype else {}),
+        }
+        if documents:
+            ranking = _rank(query, documents, top_n, model, options, explain is not None, verbose)
+        else:
+            say(f"{'stdin' if file == '-' else file} holds no documents.", "yellow")
+            ranking = Ranking(query, (), model, strategy.value)
+        if explain is not None:
+            write_text(explain, ranking.to_html())
+            say(f"explain page: {explain}")
+        _print(ranking, as_json)
+
+
+def _rank(
+    query: str,
+    documents: list[Document],
+    top_n: int | None,
+    model: str,
+    options: dict[str, Any],
+    explain: bool,
+    verbose: bool,
+) -> Ranking:
+    from core_rerank.reranker import Reranker
+
+    with quiet_engine(verbose):
+        with working(f"Starting {model} on {options['backend']}"):
+            reranker = Reranker(model, **options)
+        with reranker, working(f"Ranking {len(documents)} documents"):
+            return reranker.rerank(query, documents, top_n=top_n, explain=explain)
+
+
+def _print(ranking: Ranking, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(ranking.to_dict(), ensure_ascii=False))
+    elif ranking:
+        from .tables import ranking_table
+
+        out().print(ranking_table(ranking))
+
+
+def _check_query(query: str) -> None:
+    if not query.strip():
+        raise CommandError("the query is empty: give the words to search for.")
+    try:
+        query.encode("utf-8")
+    except UnicodeEncodeError:
+        raise CommandError("the query is not valid UTF-8: check the terminal's locale.") from None
