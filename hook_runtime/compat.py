@@ -73,6 +73,16 @@ def attribute(owner: object, name: str) -> Any:
         ) from error
 
 
+def is_cpu() -> bool:
+    """Whether vLLM runs on the CPU here."""
+    return bool(symbol("vllm.platforms", "current_platform").is_cpu())
+
+
+def starts_by_spawn() -> bool:
+    """Whether vLLM's processes start afresh, importing the main script again."""
+    return is_cpu() or symbol("vllm.envs", "VLLM_WORKER_MULTIPROC_METHOD") == "spawn"
+
+
 # ---------------------------------------------------------------- the worker's side
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from .errors import (
     IncompleteCaptureError,
     ProbeError,
     UnsupportedModelError,
-    UnsupportedVLLMError,
 )
+from .guard import refuse_unguarded_script
 from .options import engine_options, model_info
 from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 from .tracker import EXTRA_ARG
@@ -62,8 +61,8 @@ class HookLLM:
         name: str | None = None,
         **engine: Any,
     ) -> None:
-        _refuse_unguarded_script()
         compat.check_version()
+        refuse_unguarded_script()
         chosen = tuple(Head.parse(h) for h in heads) if heads is not None else ()
         options = engine_options(model, chosen, layers, engine)
         self._lock = threading.RLock()
@@ -394,12 +393,3 @@ def _merge(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[str, An
     if missing:
         return {"incomplete": f"no worker holds head {' '.join(missing)}"}
     return {"heads": tuple(wanted), "values": np.stack([rows[h] for h in wanted])}
-
-
-def _refuse_unguarded_script() -> None:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UnsupportedVLLMError(
-            "vLLM starts worker processes, which import your script again. Guard its entry point:\n"
-            "    if __name__ == '__main__':\n"
-            "        main()"
-        )

@@ -29,7 +29,7 @@ def engine_options(
     engine = dict(given)
     _refuse_modes(engine)
     engine["worker_extension_cls"] = _extension(engine.get("worker_extension_cls"))
-    if compat.symbol("vllm.platforms", "current_platform").is_cpu():
+    if compat.is_cpu():
         _cpu_defaults(engine)
     config = _text_config(model, engine)
     kept = _kept_layers(config.num_hidden_layers, heads, layers)

@@ -1,0 +1,78 @@
+"""How an engine starts: guarded scripts, notebooks' event loops, users' own worker extensions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: pip install 'core-rerank[cpu]'")
+
+ROOT = Path(__file__).parents[2]
+
+UNGUARDED = """
+from hook_runtime import HookLLM
+HookLLM({model!r}, layers=2, enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=1 << 27)
+"""
+
+IN_A_LOOP = """
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+import numpy as np
+from hook_runtime import AttentionProbe, CaptureRequest, HookLLM
+
+async def main():
+    with HookLLM({model!r}, layers=2, enforce_eager=True, max_model_len=256,
+                 kv_cache_memory_bytes=1 << 27, worker_extension_cls="user_extension.Greeter") as llm:
+        probe = AttentionProbe(["1-0"], (6, 9), [(0, 5)])
+        (capture,) = llm.capture([CaptureRequest(tuple(range(20, 30)), probe)])
+        assert capture.values.shape == (1, 5) and np.isfinite(capture.values).all()
+        print("GREETING", llm.llm.collective_rpc("greet", args=("you",)))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(script, encoding="utf-8")
+    path_entries = [str(ROOT / "tests" / "engine"), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in path_entries if p)}
+    return subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=environment,
+        cwd=folder,
+    )
+
+
+def test_a_script_without_the_main_guard_is_told_how_to_fix_it(
+    smollm2_dir: Path, tmp_path: Path
+) -> None:
+    done = run(UNGUARDED.format(model=str(smollm2_dir)), tmp_path)
+    assert done.returncode != 0
+    assert "if __name__ == '__main__':" in done.stderr
+    assert "script.py, line 3" in done.stderr
+
+
+def test_a_running_event_loop_and_a_users_own_extension(smollm2_dir: Path, tmp_path: Path) -> None:
+    script = IN_A_LOOP.format(model=str(smollm2_dir), folder=str(ROOT / "tests" / "engine"))
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "GREETING ['hello you from rank 0']" in done.stdout
+
+
+def test_an_extension_with_clashing_names_is_refused_by_name(
+    smollm2_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hook_runtime import HookLLM, UnsupportedVLLMError
+
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "engine"))
+    with pytest.raises(UnsupportedVLLMError, match=r"user_extension\.Clashing.*hook_runtime_take"):
+        HookLLM(str(smollm2_dir), worker_extension_cls="user_extension.Clashing")
