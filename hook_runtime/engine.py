@@ -76,6 +76,7 @@ class HookLLM:
             installed = self._install()
             self._model = model_info(self.llm, name or model, options, installed)
             self.kv_bytes = sum(r["kv_bytes"] for r in installed)
+            self.runner = str(installed[0]["runner"])
             self._model.check_heads(chosen)
             if chosen:
                 self._hold(frozenset(chosen))

@@ -25,12 +25,11 @@ class WorkerExtension:
 
     def hook_runtime_install(self) -> dict[str, Any]:
         """Wrap the model once; ``{"error": reason}`` where a capture could not be exact."""
+        worker: Any = self
+        runner = worker.model_runner
         if self.hook_runtime_state is None:
-            worker: Any = self
             try:
-                self.hook_runtime_state = CaptureState(
-                    worker.vllm_config, worker.model_runner, worker.device
-                )
+                self.hook_runtime_state = CaptureState(worker.vllm_config, runner, worker.device)
             except HookRuntimeError as error:
                 return {"error": str(error)}
         state = self.hook_runtime_state
@@ -38,6 +37,7 @@ class WorkerExtension:
             "layers": sorted(state.geometry),
             "heads": [g.num_heads for _, g in sorted(state.geometry.items())],
             "kv_bytes": state.kv_bytes,
+            "runner": f"{type(runner).__module__}.{type(runner).__name__}",
             "device": str(state.device.type),
             "dtype": str(state.dtype).removeprefix("torch."),
         }

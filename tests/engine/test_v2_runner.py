@@ -1,0 +1,88 @@
+"""vLLM's V2 model runner (the GPU default), driven on the CPU: the same numbers as the oracle."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: pip install 'core-rerank[cpu]'")
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs triton for its interpreter", allow_module_level=True)
+
+HERE = Path(__file__).parent
+LAYERS = 3
+
+SCRIPT = """
+import json, sys
+from hook_runtime import AttentionProbe, CaptureRequest, HookLLM
+
+def requests(prompts, heads):
+    return [CaptureRequest(tuple(p), AttentionProbe(heads, (len(p) - 6, len(p) - 1), [(0, 20), (24, 40)]))
+            for p in prompts]
+
+if __name__ == "__main__":
+    model, prompts, heads = json.loads(sys.argv[1])
+    with HookLLM(model, heads=heads, dtype="float32", max_model_len=256, enforce_eager=True, layers=%d,
+                 kv_cache_memory_bytes=1 << 26, max_num_batched_tokens=48, max_num_seqs=4) as llm:
+        rounds = [llm.capture(requests(prompts, heads)) for _ in range(2)]
+        whole = llm.capture(requests(prompts[2:], "all"))
+        print("RESULT " + json.dumps({
+            "runner": llm.runner,
+            "values": [[c.values.tolist() for c in captures] for captures in rounds],
+            "whole": whole[0].values.tolist(),
+            "cached": [[c.cached_tokens for c in captures] for captures in rounds],
+        }))
+""" % LAYERS
+
+
+def test_v2_runner_matches_the_oracle(smollm2_dir: Path, tmp_path: Path) -> None:
+    import numpy as np
+    from oracle import reference_attention
+
+    from hook_runtime import AttentionProbe, CaptureRequest
+
+    generator = np.random.default_rng(0)
+    shared = generator.integers(100, 40_000, 64).tolist()
+    prompts = [shared + generator.integers(100, 40_000, n).tolist() for n in (9, 31)]
+    prompts.append(generator.integers(100, 40_000, 45).tolist())
+    heads = ["0-1", "2-0", "2-7"]
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE / "v2_on_cpu"), str(HERE.parents[1]), *filter(None, sys.path)]
+        ),
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(path), json.dumps([str(smollm2_dir), prompts, heads])],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, done.stderr[-4000:]
+    result = json.loads(lines[0].removeprefix("RESULT "))
+    assert result["runner"].startswith(("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu."))
+
+    def request(prompt: list[int], chosen: object) -> CaptureRequest:
+        span = (len(prompt) - 6, len(prompt) - 1)
+        return CaptureRequest(tuple(prompt), AttentionProbe(chosen, span, ((0, 20), (24, 40))))  # type: ignore[arg-type]
+
+    expected = reference_attention(smollm2_dir, [request(p, heads) for p in prompts])
+    for captured in result["values"]:
+        for got, want in zip(captured, expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * want.max())
+    assert result["cached"][1][0] >= 64 and result["cached"][0][0] == 0
+    (every,) = reference_attention(smollm2_dir, [request(prompts[2], "all")])
+    kept = every[: len(result["whole"])]
+    assert len(kept) == LAYERS * 9
+    np.testing.assert_allclose(result["whole"], kept, rtol=0, atol=1e-4 * kept.max())
