@@ -64,23 +64,18 @@ def vllm_check(backend: str) -> Check:
 
 
 def model_checks(model: str) -> Iterator[Check]:
-    """Whether the model is there or can be fetched, and its head set."""
-    from core_rerank.errors import ModelError
+    """Whether an embedded model is there already, and which head set belongs to the model."""
     from core_rerank.heads import find_head_set
-    from core_rerank.models import known_models
+    from core_rerank.models import known_models, resolve_model
 
     known = next((k for k in known_models() if k.alias == model), None)
-    if known is not None and known.cached:
-        yield Check(OK, "model", f"{model} in {known.path}")
-    elif known is not None:
-        yield Check(OK, "model", f"{model}, fetched on first use into {known.path}")
-    try:
-        model_id = known.model_id if known is not None else _resolve(model)
-    except ModelError as error:
-        yield Check(FAIL, "model", model, str(error))
-        return
     if known is None:
+        model_id = resolve_model(model, progress=False).model_id
         yield Check(OK, "model", model_id)
+    else:
+        model_id = known.model_id
+        where = "in" if known.cached else "to be fetched on first use into"
+        yield Check(OK, "model", f"{model}, {where} {known.path}")
     head_set = find_head_set(model_id)
     if head_set is None:
         fix = "core-rerank detect-heads --data FOLDER; the self-test reads every head meanwhile"
@@ -88,12 +83,6 @@ def model_checks(model: str) -> Iterator[Check]:
     else:
         heads = " ".join(map(str, head_set.heads))
         yield Check(OK, "head set", f"{heads} ({head_set.method}, window {head_set.window})")
-
-
-def _resolve(model: str) -> str:
-    from core_rerank.models import resolve_model
-
-    return resolve_model(model, progress=False).model_id
 
 
 def _package(name: str, *, needed: bool, fix: str) -> Check:

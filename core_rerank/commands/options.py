@@ -48,6 +48,20 @@ def parse_window(value: str) -> str:
     raise typer.BadParameter(f"{value!r} is neither 'all' nor a whole number from 1.")
 
 
+def check_model(value: str) -> str:
+    """Refuse what can name no model; an alias is fetched only when it is needed."""
+    from core_rerank.embedded import EMBEDDED_MODELS
+    from core_rerank.errors import ModelError
+    from core_rerank.models import resolve_model
+
+    if value not in EMBEDDED_MODELS:
+        try:
+            resolve_model(value)
+        except ModelError as error:
+            raise typer.BadParameter(str(error)) from None
+    return value
+
+
 def window_value(value: str) -> Window:
     """What ``Reranker(window=...)`` takes."""
     return "all" if value == "all" else int(value)
@@ -55,7 +69,12 @@ def window_value(value: str) -> Window:
 
 ModelOption = Annotated[
     str,
-    typer.Option("--model", "-m", help="Alias (see `models`), Hugging Face id or local folder."),
+    typer.Option(
+        "--model",
+        "-m",
+        callback=check_model,
+        help="Alias (see `models`), Hugging Face id or local folder.",
+    ),
 ]
 BackendOption = Annotated[
     Backend, typer.Option("--backend", help="vllm, or transformers where vLLM does not install.")

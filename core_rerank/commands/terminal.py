@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 FAILURE = 1
 LAST_WORDS = 12
+OURS = ("core_rerank", "hook_runtime")
 
 
 class CommandError(Exception):
@@ -51,7 +53,8 @@ def say(text: str, style: str | None = None) -> None:
 def errors_as_messages(verbose: bool) -> Iterator[None]:
     """Turn exceptions into one line on stderr and an exit code; ``verbose`` keeps tracebacks.
 
-    Values, types and files the user gave end with code 2, everything else with code 1.
+    Values, types and files the user gave end with code 2, everything else with code 1. Warnings
+    that these packages log become lines too.
     """
     import typer
 
@@ -59,7 +62,8 @@ def errors_as_messages(verbose: bool) -> Iterator[None]:
     from hook_runtime.errors import HookRuntimeError
 
     try:
-        yield
+        with _log_lines():
+            yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except CommandError as error:
@@ -68,16 +72,34 @@ def errors_as_messages(verbose: bool) -> Iterator[None]:
     except Exception as error:  # the boundary: nothing above may show a traceback
         if verbose:
             raise
-        known = isinstance(error, CoreRerankError | HookRuntimeError | ValueError | TypeError)
-        if isinstance(error, OSError) and error.filename and error.strerror:
-            message, known = f"{error.filename}: {error.strerror}.", True
-        else:
-            message = str(error) if known else f"{type(error).__name__}: {error}"
-        say(f"error: {message.strip()}", "bold red")
-        if not known:
-            say("Run again with -v for the engine's log and the traceback.")
         bad_input = isinstance(error, ValueError | TypeError | FileNotFoundError)
+        ours = isinstance(error, CoreRerankError | HookRuntimeError)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            message = f"{error.filename}: {error.strerror}."
+        else:
+            message = str(error) if ours or bad_input else f"{type(error).__name__}: {error}"
+        say(f"error: {message.strip()}", "bold red")
+        if not ours:
+            say("Run again with -v for the engine's log and the traceback.")
         raise typer.Exit(BAD_INPUT if bad_input else FAILURE) from None
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{record.levelname.lower()}: {record.getMessage()}", "yellow")
+
+
+@contextmanager
+def _log_lines() -> Iterator[None]:
+    handler = _Lines(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in OURS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 @contextmanager
@@ -113,6 +135,7 @@ def _set_log_levels(verbose: bool) -> None:
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         return
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # what it says before it reads the variable
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers.utils import logging as transformers_logging
 
@@ -151,9 +174,7 @@ def _our_warnings_only(verbose: bool) -> Iterator[None]:
     """Warnings raised in these packages become one line; those of others are for ``-v``."""
     with warnings.catch_warnings():
         if not verbose:
-            ours = tuple(
-                str(Path(__file__).parents[2] / n) for n in ("core_rerank", "hook_runtime")
-            )
+            ours = tuple(str(Path(__file__).parents[2] / name) for name in OURS)
 
             def show(message: Warning | str, category: Any, filename: str, *_: Any) -> None:
                 if filename.startswith(ours):
