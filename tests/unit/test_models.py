@@ -331,4 +331,4 @@ def test_a_misspelt_alias_gets_a_hint() -> None:
 @pytest.mark.parametrize("value", [None, 3, b"gpt2"])
 def test_a_model_of_another_type(value: object) -> None:
     with pytest.raises(TypeError, match="model must be an alias, a Hugging Face id or a folder"):
-        resolve_model(value)  # pyright: ignore[reportArgumentType]
+        resolve_model(value)
