@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .engine import rank, running
 from .options import DEFAULT_MODEL, Backend, BackendOption, ModelOption, VerboseOption
 from .terminal import (
     FAILURE,
@@ -14,8 +15,6 @@ from .terminal import (
     check_output,
     errors_as_messages,
     out,
-    quiet_engine,
-    working,
     write_text,
 )
 
@@ -78,14 +77,7 @@ def _page(output: Path | None) -> Path:
 
 
 def _rank(model: str, backend: str, verbose: bool) -> list[Ranking]:
-    from core_rerank.reranker import Reranker
-
     from .demo_data import DEMO
 
-    tasks = [(item.query, item.documents) for item in DEMO]
-    with quiet_engine(verbose):
-        with working(f"Starting {model} on {backend}"):
-            reranker = Reranker(model, backend=backend)
-        documents = sum(len(item.documents) for item in DEMO)
-        with reranker, working(f"Ranking {documents} documents for {len(DEMO)} queries"):
-            return reranker.rerank_batch(tasks, explain=True)
+    with running(model, backend, {}, verbose) as reranker:
+        return rank(reranker, [(item.query, item.documents) for item in DEMO], explain=True)

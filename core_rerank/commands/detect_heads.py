@@ -134,8 +134,9 @@ def _measure(
     if backend == "vllm" and window != 1:
         engine["max_num_batched_tokens"] = LISTWISE_STEP_TOKENS
     with quiet_engine(verbose):
+        resolved = name_model(model, backend)
         with working(f"Starting {model} on {backend}"):
-            opened = open_backend(backend, name_model(model, backend), None, engine)
+            opened = open_backend(backend, resolved, None, engine)
         try:
             with counting("Reading attention, prompts") as on_progress:
                 return measure_attention(

@@ -7,7 +7,7 @@ import typer
 from .checks import FAIL, Check, environment_checks, model_checks
 from .options import DEFAULT_MODEL, Backend, BackendOption, ModelOption, VerboseOption
 from .self_test import self_test
-from .terminal import FAILURE, errors_as_messages, out, quiet_engine
+from .terminal import FAILURE, errors_as_messages, out
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -31,8 +31,7 @@ def doctor(
         if broken:
             _print(Check(FAIL, "self-test", "not run", "repair the lines marked fail first"))
             raise typer.Exit(FAILURE)
-        with quiet_engine(verbose):
-            results = self_test(model, backend.value)
+        results = self_test(model, backend.value, verbose)
         for check in results:
             _print(check)
         if any(check.status == FAIL for check in results):

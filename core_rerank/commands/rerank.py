@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from core_rerank.types import Document, Ranking
+from core_rerank.types import Ranking
 
 from .documents import read_documents
+from .engine import rank, running
 from .options import (
     DEFAULT_MODEL,
     Backend,
@@ -28,9 +29,7 @@ from .terminal import (
     check_output,
     errors_as_messages,
     out,
-    quiet_engine,
     say,
-    working,
     write_text,
 )
 
@@ -89,14 +88,15 @@ def rerank(
             check_output(explain)
         documents = read_documents(file, form.value if form else None)
         options = {
-            "backend": backend.value,
             "config": heads_config,
             "window": window_value(window) if window else None,
             "strategy": strategy.value,
             **({"dtype": dtype.value} if dtype else {}),
         }
         if documents:
-            ranking = _rank(query, documents, top_n, model, options, explain is not None, verbose)
+            with running(model, backend.value, options, verbose) as reranker:
+                tasks = [(query, documents)]
+                (ranking,) = rank(reranker, tasks, top_n=top_n, explain=explain is not None)
         else:
             say(f"{'stdin' if file == '-' else file} holds no documents.", "yellow")
             ranking = Ranking(query, (), model, strategy.value)
@@ -104,24 +104,6 @@ def rerank(
             write_text(explain, ranking.to_html())
             say(f"explain page: {explain}")
         _print(ranking, as_json)
-
-
-def _rank(
-    query: str,
-    documents: list[Document],
-    top_n: int | None,
-    model: str,
-    options: dict[str, Any],
-    explain: bool,
-    verbose: bool,
-) -> Ranking:
-    from core_rerank.reranker import Reranker
-
-    with quiet_engine(verbose):
-        with working(f"Starting {model} on {options['backend']}"):
-            reranker = Reranker(model, **options)
-        with reranker, working(f"Ranking {len(documents)} documents"):
-            return reranker.rerank(query, documents, top_n=top_n, explain=explain)
 
 
 def _print(ranking: Ranking, as_json: bool) -> None:

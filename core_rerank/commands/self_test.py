@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .checks import FAIL, OK, Check
-from .terminal import working
+from .engine import running
 
 if TYPE_CHECKING:
     from core_rerank.reranker import Reranker
@@ -24,25 +24,21 @@ SAME = 0.02
 REPORT = "please report it with the output of core-rerank doctor -v"
 
 
-def self_test(model: str, backend: str) -> list[Check]:
+def self_test(model: str, backend: str, verbose: bool) -> list[Check]:
     """Start the backend, rank three documents twice, and say whether the answer is right."""
     from core_rerank.heads import find_head_set
     from core_rerank.models import resolve_model
-    from core_rerank.reranker import Reranker
 
     known = find_head_set(resolve_model(model).model_id) is not None
     started = time.perf_counter()
-    with working(f"Starting {model} on {backend}"):
-        reranker = Reranker(model, backend=backend, strategy="core" if known else "icr")
-    seconds = time.perf_counter() - started
-    with reranker:
+    with running(model, backend, {"strategy": "core" if known else "icr"}, verbose) as reranker:
+        seconds = time.perf_counter() - started
         info = reranker.model
         what = (
             f"{info.backend} runs {info.layers_kept} of {info.num_layers} layers in {info.dtype} "
             f"on {info.device}; started in {seconds:.0f} s"
         )
-        with working("Self-test"):
-            return [Check(OK, "engine", what), *_known_answer(reranker)]
+        return [Check(OK, "engine", what), *_known_answer(reranker)]
 
 
 def _known_answer(reranker: Reranker) -> list[Check]:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,8 @@ def test_an_engine_that_fails_is_one_line_and_code_1(
 def test_text_cannot_steer_the_terminal(documents: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = Document("[red]not markup[/red] \x1b[31mnor escapes\x07 " + "long " * 200, "[b]")
     ranking = Ranking(QUERY, (RankedDocument(0, "[b]", 1.0, 1, hostile),), "m", "core")
-    monkeypatch.setattr(rerank_command, "_rank", lambda *_: ranking)
+    monkeypatch.setattr(rerank_command, "running", lambda *_: nullcontext())
+    monkeypatch.setattr(rerank_command, "rank", lambda *_, **__: [ranking])
     text = run("rerank", QUERY, documents).stdout
     assert "[red]not" in text
     assert "\x1b" not in text
