@@ -21,8 +21,9 @@ def probabilities(
     Args:
         query: [batch, rows, heads, head_dim], any float dtype.
         key: [batch, keys, heads, head_dim], already repeated to one per query head.
-        row_position, key_position: int [batch, rows] and [batch, keys], positions in the prompt;
-            a negative key position is padding, which no row sees.
+        row_position: int [batch, rows], positions in the prompt.
+        key_position: int [batch, keys], positions in the prompt; a negative one is padding, which
+            no row sees.
         scale: factor on the dot products.
         window: rows see only the ``window`` keys up to and including their own position.
         softcap: ``softcap * tanh(logits / softcap)`` before the mask (Gemma 2).

@@ -104,7 +104,13 @@ class CaptureState:
     # ------------------------------------------------------------ one step
 
     def _begin(self, output: Any) -> None:
-        self._chunks, rejected = self.tracker.step(output)
+        try:
+            self._chunks, rejected = self.tracker.step(output)
+        except Exception as error:  # ordinary requests go on; every running capture is told
+            logger.exception("the scheduler's output could not be followed")
+            for request in self.tracker.abandon():
+                self._store(request.capture_id, {"incomplete": f"{type(error).__name__}: {error}"})
+            self._chunks, rejected = [], []
         for capture_id, reason in rejected:
             self._store(capture_id, {"error": reason})
         self._capturing = bool(self._chunks)
@@ -253,7 +259,8 @@ class CaptureState:
         """Results in the order asked for, as plain values; each is handed out once.
 
         ``{"heads": [[layer, head], ...], "values": float32 bytes [heads, columns]}``, or
-        ``{"incomplete": reason}`` (worth another try), ``{"error": reason}`` (not), ``{}`` (unknown).
+        ``{"incomplete": reason}`` (worth another try), ``{"error": reason}`` (not worth one), or
+        ``{}`` (unknown id).
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

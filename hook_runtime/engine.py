@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -104,7 +105,8 @@ class HookLLM:
         self._check_whole()
         with self._lock:
             self._check_open()
-            return self.llm.generate(prompts, sampling_params, use_tqdm=use_tqdm, **kwargs)
+            with self._tidied_after_interrupt(()):
+                return self.llm.generate(prompts, sampling_params, use_tqdm=use_tqdm, **kwargs)
 
     def capture(
         self, requests: Sequence[CaptureRequest], *, progress: bool = False
@@ -251,14 +253,25 @@ class HookLLM:
         carried = [
             _with_probe(p, i, r.probe) for p, i, r in zip(params, ids, requests, strict=True)
         ]
-        try:
+        with self._tidied_after_interrupt(ids):
             outputs = self.llm.generate(
                 [*prompts, *other_prompts], [*carried, *other_params], use_tqdm=progress
             )
-        except BaseException:
-            self.llm.collective_rpc("hook_runtime_discard", args=(ids,))
-            raise
         return outputs, self._take(ids, requests)
+
+    @contextlib.contextmanager
+    def _tidied_after_interrupt(self, ids: Sequence[str]) -> Iterator[None]:
+        """vLLM leaves an interrupted batch running, and would return it with the next one."""
+        try:
+            yield
+        except BaseException as error:
+            engine = self.llm.llm_engine
+            try:
+                engine.abort_request(list(engine.output_processor.request_states), internal=True)
+                self.llm.collective_rpc("hook_runtime_discard", args=(list(ids),))
+            except Exception as second:
+                error.add_note(f"the engine could not be tidied up after that: {second!r}")
+            raise
 
     def _take(self, ids: list[str], requests: list[CaptureRequest]) -> list[dict[str, Any]]:
         """One fetch for the batch; every rank returns its own heads, merged here."""

@@ -29,9 +29,12 @@ class Head(NamedTuple):
             parts: Sequence[object] = value.strip().split("-")
             if len(parts) == 2 and all(isinstance(p, str) and p.isdecimal() for p in parts):
                 return cls(int(str(parts[0])), int(str(parts[1])))
-        elif isinstance(value, Sequence) and len(value) == 2:
-            if all(isinstance(p, int) and not isinstance(p, bool) and p >= 0 for p in value):
-                return cls(int(value[0]), int(value[1]))
+        elif (
+            isinstance(value, Sequence)
+            and len(value) == 2
+            and all(isinstance(p, int) and not isinstance(p, bool) and p >= 0 for p in value)
+        ):
+            return cls(int(value[0]), int(value[1]))
         raise ProbeError(
             f"not a head: {value!r}. Expected 'LAYER-HEAD' such as '15-7', or a pair (15, 7), "
             "both counted from zero."
@@ -51,7 +54,7 @@ def _span(value: object, what: str) -> Span:
     ):
         return int(value[0]), int(value[1])
     raise ProbeError(
-        f"{what} {value!r} is not a half-open token span: expected (start, end) with 0 <= start < end."
+        f"{what} {value!r} is not a half-open token span: expected (start, end), 0 <= start < end."
     )
 
 

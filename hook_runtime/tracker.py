@@ -129,6 +129,13 @@ class Tracker:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def abandon(self) -> list[ProbedRequest]:
+        """Stop following every request, and trust no block; the requests that were followed."""
+        followed = list(self._requests.values())
+        self._requests.clear()
+        self._recorded.clear()
+        return followed
+
     def forget_recorded(self) -> None:
         """The shadow was emptied: no block is recorded any more."""
         self._recorded.clear()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.engine
 pytest.importorskip("vllm", reason="needs vLLM: pip install 'core-rerank[cpu]'")
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,8 @@ from hook_runtime import AttentionProbe, CaptureRequest, HookLLM
 
 async def main():
     with HookLLM({model!r}, layers=2, enforce_eager=True, max_model_len=256,
-                 kv_cache_memory_bytes=1 << 27, worker_extension_cls="user_extension.Greeter") as llm:
+                 kv_cache_memory_bytes=1 << 27,
+                 worker_extension_cls="user_extension.Greeter") as llm:
         probe = AttentionProbe(["1-0"], (6, 9), [(0, 5)])
         (capture,) = llm.capture([CaptureRequest(tuple(range(20, 30)), probe)])
         assert capture.values.shape == (1, 5) and np.isfinite(capture.values).all()

@@ -1,0 +1,72 @@
+"""What goes wrong mid-batch must neither surface later nor return partial numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from parity import assert_exact
+from prompts import QUERIES, capture_request
+
+from hook_runtime import IncompleteCaptureError
+from hook_runtime.engine import HookLLM
+
+pytestmark = pytest.mark.engine
+
+Reference = Callable[[Any], list[np.ndarray]]
+
+
+def test_an_interrupted_batch_does_not_surface_in_the_next(
+    cold_engine: HookLLM, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [capture_request(cold_engine.tokenizer, q) for q in QUERIES[:3]]
+    with monkeypatch.context() as patched:
+
+        def interrupt() -> Any:
+            raise KeyboardInterrupt
+
+        patched.setattr(cold_engine.llm.llm_engine, "step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cold_engine.capture(requests)
+    assert cold_engine.llm.llm_engine.get_num_unfinished_requests() == 0
+    captures = cold_engine.capture(requests[1:])
+    assert_exact(captures, reference(requests[1:]), requests[1:])
+
+
+def test_a_prefix_nobody_captured_is_computed_again(
+    cold_engine: HookLLM, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ordinary request under the captures' own salt: the fault that the salt keeps out."""
+    from vllm import SamplingParams
+
+    (request,) = [capture_request(cold_engine.tokenizer, QUERIES[0])]
+    prompt = {
+        "prompt_token_ids": list(request.prompt_token_ids),
+        "cache_salt": cold_engine._salt(request.probe),
+    }
+    cold_engine.llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+    (capture,) = cold_engine.capture([request])
+    assert capture.recomputed
+    assert capture.cached_tokens == 0
+    assert_exact([capture], reference([request]), [request])
+    (again,) = cold_engine.capture([request])
+    assert not again.recomputed
+    assert again.cached_tokens > 0
+    assert_exact([again], reference([request]), [request])
+
+
+def test_what_stays_incomplete_raises(
+    cold_engine: HookLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (request,) = [capture_request(cold_engine.tokenizer, QUERIES[0])]
+    original = cold_engine.llm.collective_rpc
+
+    def lossy(method: str, *args: Any, **kwargs: Any) -> Any:
+        result = original(method, *args, **kwargs)
+        return [[{} for _ in rank] for rank in result] if method == "hook_runtime_take" else result
+
+    monkeypatch.setattr(cold_engine.llm, "collective_rpc", lossy)
+    with pytest.raises(IncompleteCaptureError, match="stayed incomplete"):
+        cold_engine.capture([request])
