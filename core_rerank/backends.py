@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ class OpenBackend:
     owned: bool
 
 
-def name_model(model: str, backend: str | CaptureBackend) -> ResolvedModel:
+def name_model(model: str | os.PathLike[str], backend: str | CaptureBackend) -> ResolvedModel:
     """The model that will run: ``model``, or what a backend that already runs says it is.
 
     Fetches an embedded model that is not in the cache; loads nothing.

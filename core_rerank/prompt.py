@@ -25,7 +25,7 @@ from typing import Any
 from hook_runtime.specs import Span
 
 from .errors import PromptError
-from .tokens import PlainTextEncoder, Tokens, continuing_copy
+from .tokens import PlainTextEncoder, Tokens
 
 NULL_QUERY = "N/A"
 DEFAULT_MAX_TOKENS_PER_DOC = 512
@@ -37,6 +37,10 @@ INSTRUCTION = (
 )
 # Templates that print a date get always the same one: a prompt must not change overnight.
 TEMPLATE_DATE = date(2024, 7, 26)
+# Of a text that is far too long, this much is tokenized at first: more than most tokens span, and
+# a little beyond the limit, because the last tokens depend on where the text was cut.
+_CHARS_PER_TOKEN = 8
+_SPARE_TOKENS = 64
 _MARKER = "core-rerank-content-4b1d"
 
 
@@ -85,16 +89,15 @@ class PromptBuilder:
         """
         self._limit = max_model_len - 1  # the engine generates one token
         self._max_tokens_per_doc = max_tokens_per_doc
-        self._encoder = PlainTextEncoder(tokenizer)
         prefix, suffix = _chat_frame(tokenizer)
+        self._encoder = PlainTextEncoder(tokenizer, suffix)
         opening = tokenizer(prefix + OPENING, add_special_tokens=False)["input_ids"]
         if not tokenizer.chat_template and tokenizer.bos_token_id is not None:
             opening = [tokenizer.bos_token_id, *opening]
         self._separator = self._encoder.encode(SEPARATOR).ids
         self._opening = (*opening, *self._separator)
         self._instruction = self._encoder.encode(f"{INSTRUCTION}{SEPARATOR}Query:").ids
-        control = continuing_copy(tokenizer)
-        self._suffix = tuple(control.encode(suffix, add_special_tokens=False).ids)
+        self._suffix = self._encoder.template_ids
         self._null = self.tokenize(NULL_QUERY)
 
     def tokenize(self, text: str) -> Segment:
@@ -105,6 +108,16 @@ class PromptBuilder:
         tokens = self._encoder.encode_after_blank(text)
         lead = next((i for i, (_, end) in enumerate(tokens.offsets) if end > 0), len(tokens))
         return Segment(tokens.ids[:lead], Tokens(tokens.ids[lead:], tokens.offsets[lead:]))
+
+    def tokenize_document(self, text: str) -> Segment:
+        """As ``tokenize``, but of a very long text only the beginning, safely beyond the limit."""
+        enough = self._max_tokens_per_doc + _SPARE_TOKENS
+        chars = enough * _CHARS_PER_TOKEN
+        segment = self.tokenize(text[:chars])
+        while chars < len(text) and len(segment.tokens) < enough:
+            chars *= 4
+            segment = self.tokenize(text[:chars])
+        return segment
 
     def build(self, query: str, documents: Sequence[str | Segment]) -> Prompt:
         """The prompt that asks ``query`` about ``documents``.
@@ -119,11 +132,8 @@ class PromptBuilder:
             ValueError: there is no document, or a document or the query has no tokens.
         """
         asked = self.tokenize(query)
-        segments = [d if isinstance(d, Segment) else self.tokenize(d) for d in documents]
-        empty = [i for i, segment in enumerate(segments) if not segment.tokens.ids]
-        if not segments or empty or not asked.tokens.ids:
-            what = f"document {empty[0]}" if empty else "the query" if segments else "the list"
-            raise ValueError(f"{what} is empty: a prompt needs a query and documents with text.")
+        segments = [d if isinstance(d, Segment) else self.tokenize_document(d) for d in documents]
+        _check_texts(asked, segments)
         labels = [self._encoder.encode(f"[document {i + 1}]").ids for i in range(len(segments))]
         cap = self._fit(asked, segments, labels)
 
@@ -193,6 +203,15 @@ class PromptBuilder:
             f"would keep {max(cap, 0)} tokens, and at least {MIN_TOKENS_PER_DOC} are needed. Use "
             f"window={fitting} or less, or raise max_model_len."
         )
+
+
+def _check_texts(query: Segment, documents: Sequence[Segment]) -> None:
+    if not documents:
+        raise ValueError("there are no documents: a prompt needs at least one.")
+    names = ("the query", *(f"document {i}" for i in range(len(documents))))
+    for name, segment in zip(names, (query, *documents), strict=True):
+        if not segment.tokens.ids:
+            raise ValueError(f"{name} has no text that the model's tokenizer knows.")
 
 
 def _common_length(lengths: Sequence[int], room: int) -> int:

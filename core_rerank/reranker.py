@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class Reranker:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
         heads: HeadSet | Iterable[object] | None = None,
         config: str | os.PathLike[str] | None = None,
@@ -214,12 +215,15 @@ class Reranker:
         progress: bool = False,
     ) -> list[Ranking]:
         segments: dict[str, Segment] = {}
-        readings = [self._plan(given, segments) for given in inputs]
+        readings = []
+        for number, given in enumerate(inputs):
+            with _naming_task(number, of=len(inputs)):
+                readings.append(self._plan(given, segments))
         attention = self._read([r for plan in readings for r in plan], progress)
-        scored = [
-            self._score(given, plan, attention)
-            for given, plan in zip(inputs, readings, strict=True)
-        ]
+        scored = []
+        for number, (given, plan) in enumerate(zip(inputs, readings, strict=True)):
+            with _naming_task(number, of=len(inputs)):
+                scored.append(self._score(given, plan, attention))
         return [
             build_ranking(
                 given,
@@ -322,12 +326,20 @@ def _check_tasks(tasks: Iterable[tuple[str, Documents]]) -> list[RerankInput]:
     for number, task in enumerate(tasks):
         if not isinstance(task, tuple | list) or len(task) != 2:
             raise TypeError(f"task {number} is not a (query, documents) pair: {task!r:.80}.")
-        try:
+        with _naming_task(number):
             checked.append(check_input(*task))
-        except (TypeError, ValueError) as error:
-            error.add_note(f"in task {number} of the batch")
-            raise
     return checked
+
+
+@contextmanager
+def _naming_task(number: int, of: int = 2) -> Iterator[None]:
+    """Note on an error which task of a batch it belongs to; a batch of one needs no note."""
+    try:
+        yield
+    except (TypeError, ValueError, NotFiniteError) as error:
+        if of > 1:
+            error.add_note(f"in task {number} of the batch")
+        raise
 
 
 def _check_finite(tokens: np.ndarray, place: int, given: RerankInput) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from .types import DocId, Ranking
 def rerank(
     query: str,
     documents: Documents,
-    model: str = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
     *,
     doc_ids: Iterable[DocId] | None = None,
     top_n: int | None = None,
@@ -43,7 +44,7 @@ _slots: dict[object, _Slot] = {}
 _slots_lock = threading.Lock()
 
 
-def _shared(model: str, settings: Mapping[str, Any]) -> Reranker:
+def _shared(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> Reranker:
     with _slots_lock:
         slot = _slots.setdefault(_setting_key((model, settings)), _Slot())
     with slot.lock:

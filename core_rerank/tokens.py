@@ -51,9 +51,16 @@ class PlainTextEncoder:
     post-processing.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        """``tokenizer``: a Hugging Face tokenizer with a ``tokenizer.json`` behind it."""
-        self._tokenizer = continuing_copy(tokenizer)
+    def __init__(self, tokenizer: Any, template: str = "") -> None:
+        """Copy ``tokenizer``, a Hugging Face tokenizer with a ``tokenizer.json`` behind it.
+
+        ``template_ids`` are those of ``template``, in which control tokens do count as such.
+
+        Raises:
+            PromptError: the tokenizer is not a fast one.
+        """
+        self._tokenizer = _continuing_copy(tokenizer)
+        self.template_ids = tuple(self._tokenizer.encode(template, add_special_tokens=False).ids)
         self._tokenizer.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {i for i, token in added.items() if token.special}
@@ -104,11 +111,8 @@ class PlainTextEncoder:
         return token != self._unknown or content in written
 
 
-def continuing_copy(tokenizer: Any) -> Tokenizer:
-    """A copy that encodes text as a later part of a prompt: nothing is put before or after it.
-
-    PromptError if ``tokenizer`` is not a fast one.
-    """
+def _continuing_copy(tokenizer: Any) -> Tokenizer:
+    """A copy that encodes text as a later part of a prompt: nothing is put before or after it."""
     from tokenizers import Tokenizer
 
     backend = getattr(tokenizer, "backend_tokenizer", None)

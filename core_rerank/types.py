@@ -17,7 +17,7 @@ class Document:
     text: str
     doc_id: DocId | None = None
     title: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def full_text(self) -> str:

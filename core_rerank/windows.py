@@ -44,7 +44,7 @@ def plan_windows(
     texts = [document.full_text for document in given.documents]
     for text in texts:
         if text.strip() and text not in segments:
-            segments[text] = builder.tokenize(text)
+            segments[text] = builder.tokenize_document(text)
     places = [i for i, text in enumerate(texts) if text.strip() and segments[text].tokens.ids]
     return tuple(
         WindowPrompt(chunk, builder.build(given.query, [segments[texts[i]] for i in chunk]))
