@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from hook_runtime import TransformersBackend
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +29,23 @@ def tiny_model(
 
     folder = tmp_path_factory.getbasetemp() / "tiny-models"
     return lambda arch: make_tiny(arch, folder, smollm2_dir)
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2_dir: Path) -> Any:
+    """The embedded model's tokenizer, without the model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(smollm2_dir)
+
+
+@pytest.fixture(scope="session")
+def transformers_backend(smollm2_dir: Path) -> Iterator[TransformersBackend]:
+    """The embedded model on plain transformers in float32: slow, use few short documents."""
+    from hook_runtime import TransformersBackend
+
+    backend = TransformersBackend(
+        str(smollm2_dir), name="HuggingFaceTB/SmolLM2-135M-Instruct", device="cpu"
+    )
+    yield backend
+    backend.close()
