@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .inputs import check_input, check_top_n
 from .reranker import DEFAULT_MODEL, Documents, Reranker
 from .types import DocId, Ranking
 
@@ -26,10 +27,18 @@ def rerank(
     """Rank ``documents`` with a `Reranker` that this process keeps and re-uses.
 
     There is one for each ``model`` and ``settings`` (those of `Reranker`); it is loaded by the
-    first call and closed when the process ends. The rest is as in ``Reranker.rerank``.
+    first call and closed when the process ends. The rest is as in ``Reranker.rerank``, whose
+    arguments are checked before anything is loaded.
     """
-    reranker = _shared(model, settings)
-    return reranker.rerank(query, documents, doc_ids=doc_ids, top_n=top_n, explain=explain)
+    given = check_input(query, documents, doc_ids)
+    top_n = check_top_n(top_n)
+    return _shared(model, settings).rerank(
+        given.query,
+        given.documents,
+        doc_ids=None if doc_ids is None else given.doc_ids,  # pyright: ignore[reportArgumentType]
+        top_n=top_n,
+        explain=explain,
+    )
 
 
 @dataclass(slots=True)

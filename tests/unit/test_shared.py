@@ -51,6 +51,20 @@ def test_equal_settings_share_a_reranker(backend: FakeBackend) -> None:
     assert len(held()) == 4
 
 
+def test_arguments_are_checked_before_anything_is_loaded() -> None:
+    for query, documents, top_n in (("", ["a"], None), ("q", ["a", 3], None), ("q", ["a"], 0)):
+        with pytest.raises((TypeError, ValueError)):
+            core_rerank.rerank(query, documents, top_n=top_n)  # type: ignore[list-item]
+    assert not held()
+
+
+def test_iterators_are_read_once(backend: FakeBackend) -> None:
+    ranking = core_rerank.rerank(
+        "cat", iter(["dog", "cat"]), doc_ids=iter("ab"), heads=HEADS, backend=backend
+    )
+    assert [item.doc_id for item in ranking] == ["b", "a"]
+
+
 def test_a_failed_start_is_tried_again(backend: FakeBackend) -> None:
     for _ in range(2):
         with pytest.raises(core_rerank.HeadSetError):
