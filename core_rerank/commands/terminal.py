@@ -137,9 +137,13 @@ def _set_log_levels(verbose: bool) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(logging.ERROR)  # what it says before it reads the variable
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
+    downloads_shown = not are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()
+    if downloads_shown:
+        enable_progress_bars()
 
 
 @contextmanager
