@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,8 @@ def reference_attention(
     query rows are taken in float64. Holds the attention of every layer: short prompts only.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir, attn_implementation="eager", dtype=dtype or torch.float32
-    ).eval()
+    model = _model(str(model_dir), dtype or torch.float32)
     answers = []
     for request in requests:
         with torch.no_grad():
@@ -33,18 +31,26 @@ def reference_attention(
                 output_attentions=True,
                 use_cache=False,
             )
-        layers = [weights[0].double().numpy() for weights in output.attentions]
         probe = request.probe
+        first, last = probe.query_span
+        layers = [w[0, :, first:last].double().mean(dim=1).numpy() for w in output.attentions]
         heads = probe.heads
         if heads == "all":
             heads = [(i, h) for i in range(len(layers)) for h in range(layers[0].shape[0])]
-        first, last = probe.query_span
         rows = []
         for layer, head in heads:
-            mean = layers[layer][head, first:last].mean(axis=0)
-            pieces = [mean[start:end] for start, end in probe.spans]
+            pieces = [layers[layer][head, start:end] for start, end in probe.spans]
             if probe.reduction == "documents":
                 pieces = [np.array([piece.sum()]) for piece in pieces]
             rows.append(np.concatenate(pieces))
         answers.append(np.stack(rows).astype(np.float32))
     return answers
+
+
+@functools.lru_cache(maxsize=1)
+def _model(model_dir: str, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        model_dir, attn_implementation="eager", dtype=dtype
+    ).eval()
