@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,7 +140,7 @@ def _measure(
             opened = open_backend(backend, resolved, None, engine)
         try:
             with counting("Reading attention, prompts") as on_progress:
-                return measure_attention(
+                attention = measure_attention(
                     opened.backend,
                     queries,
                     data=data.absolute().name,
@@ -149,6 +150,7 @@ def _measure(
                 )
         finally:
             opened.backend.close()
+    return replace(attention, measurement=replace(attention.measurement, model=opened.model))
 
 
 def _documents(queries: list[LabelledQuery]) -> int:

