@@ -1,0 +1,79 @@
+"""Time two ways of doing the same work so that drift of the machine falls on both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .measures import SEED
+
+Action = Callable[[int], object]
+"""One timed run; it is told the number of the repeat, from 0; -1 is the warm-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Seconds of ``b`` over seconds of ``a``, repeat by repeat.
+
+    Attributes:
+        a, b: seconds of each repeat.
+        ratio: median of the ratios.
+        low, high: 95 % bootstrap interval of that median.
+    """
+
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    ratio: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Comparison:
+        """The same with all ratios multiplied by ``factor``."""
+        return Comparison(
+            self.a, self.b, self.ratio * factor, self.low * factor, self.high * factor
+        )
+
+    def inverse(self) -> Comparison:
+        """Seconds of ``a`` over seconds of ``b``."""
+        return Comparison(self.b, self.a, 1 / self.ratio, 1 / self.high, 1 / self.low)
+
+
+def compare(
+    a: Action,
+    b: Action,
+    repeats: int,
+    *,
+    before: Action = lambda _: None,
+    after_each: Callable[[], object] = lambda: None,
+    alternate: bool = True,
+) -> Comparison:
+    """Run ``a`` and ``b`` in turn, after one warm-up of both.
+
+    ``before`` runs untimed before every run; ``after_each`` after every run, for a progress bar.
+    The first of a pair alternates, unless ``alternate`` is False: then ``a`` always comes first.
+    """
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for repeat in range(-1, repeats):
+        swapped = alternate and repeat % 2 == 0
+        for second in (swapped, not swapped):
+            before(repeat)
+            start = time.perf_counter()
+            (b if second else a)(repeat)
+            taken = time.perf_counter() - start
+            if repeat >= 0:
+                seconds[second].append(taken)
+            after_each()
+    return summarise(seconds[False], seconds[True])
+
+
+def summarise(a: Sequence[float], b: Sequence[float], samples: int = 10_000) -> Comparison:
+    """Median of the pairwise ratios b/a, and how far the pairs drawn anew move it."""
+    import numpy as np
+
+    if len(a) != len(b) or not a:
+        raise ValueError(f"pairs of timings are needed, not {len(a)} and {len(b)} of them.")
+    ratios = np.asarray(b, dtype=np.float64) / np.asarray(a, dtype=np.float64)
+    draws = np.random.default_rng(SEED).integers(0, ratios.size, (samples, ratios.size))
+    low, high = np.percentile(np.median(ratios[draws], axis=1), [2.5, 97.5])
+    return Comparison(tuple(a), tuple(b), float(np.median(ratios)), float(low), float(high))
