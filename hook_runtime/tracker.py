@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .compat import NULL_BLOCK
 from .errors import ProbeError
 from .specs import AttentionProbe
 
@@ -24,7 +25,8 @@ class ProbedRequest:
     """A running request that carries a probe.
 
     ``own_start..own_end`` are the prompt tokens it has computed itself; what lies before came from
-    the prefix cache. ``failure`` is set, once, when the capture cannot be completed.
+    the prefix cache. ``failure`` is set, once, when the capture cannot be completed, and
+    ``stale`` when that is because the prefix cache holds blocks that nobody captured.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class ProbedRequest:
     seed: bytes
     rows_done: int = 0
     failure: str | None = None
+    stale: bool = False
     parts: list[Any] = field(default_factory=list)
     columns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     _hashes: dict[int, list[bytes]] = field(default_factory=dict)
@@ -78,6 +81,17 @@ class Chunk(NamedTuple):
     request: ProbedRequest
     start: int
     stop: int
+
+
+class Missing(NamedTuple):
+    """Cached blocks whose keys are not at hand.
+
+    ``stale`` ones were computed without a capture; ``dropped`` ones were left out of a
+    sliding-window group's prefix hit, because only rows before the hit's end would read them.
+    """
+
+    stale: int
+    dropped: int
 
 
 class Rejected(NamedTuple):
@@ -195,13 +209,17 @@ class Tracker:
                     self._recorded[request.blocks[group][i]] = hashes[i]
         request.own_end = chunk.stop
 
-    def unrecorded(self, request: ProbedRequest, low: int, group: int, size: int) -> int:
-        """Cached blocks of the request from position ``low`` on that the shadow does not hold."""
+    def missing(self, request: ProbedRequest, low: int, group: int, size: int) -> Missing:
+        """What the shadow lacks of the request's cached blocks from position ``low`` on."""
         hashes = request.block_hashes(size)
-        return sum(
-            i >= len(hashes) or self._recorded.get(request.blocks[group][i]) != hashes[i]
-            for i in range(low // size, -(-request.own_start // size))
-        )
+        stale = dropped = 0
+        for i in range(low // size, -(-request.own_start // size)):
+            block = request.blocks[group][i]
+            if block == NULL_BLOCK:
+                dropped += 1
+            elif i >= len(hashes) or self._recorded.get(block) != hashes[i]:
+                stale += 1
+        return Missing(stale, dropped)
 
 
 def _chunk(request: ProbedRequest, computed: int, output: Any) -> Chunk:

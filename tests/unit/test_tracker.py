@@ -70,12 +70,21 @@ def test_a_prefix_hit_counts_only_blocks_that_were_recorded_and_not_overwritten(
     (chunk,), _ = tracker.step(step({"a": 11}, (new("a", 11, [3, 4, 5]),)))
     recorded(tracker, chunk)
     (hit,), _ = tracker.step(step({"b": 3}, (new("b", 11, [3, 4, 6], computed=8),)))
-    assert tracker.unrecorded(hit.request, 0, 0, SIZE) == 0
+    assert tracker.missing(hit.request, 0, 0, SIZE) == (0, 0)
     # Block 4 goes to an ordinary request, then shows up as somebody's prefix again.
     tracker.step(step({"o": 4}, (new("o", 4, [4], extra=None),)))
     (hit,), _ = tracker.step(step({"c": 3}, (new("c", 11, [3, 4, 7], computed=8),)))
-    assert tracker.unrecorded(hit.request, 0, 0, SIZE) == 1
-    assert tracker.unrecorded(hit.request, 8, 0, SIZE) == 0  # out of the window's sight
+    assert tracker.missing(hit.request, 0, 0, SIZE) == (1, 0)
+    assert tracker.missing(hit.request, 8, 0, SIZE) == (0, 0)  # out of the window's sight
+
+
+def test_blocks_that_a_window_dropped_are_told_from_stale_ones() -> None:
+    tracker = Tracker([SIZE])
+    (chunk,), _ = tracker.step(step({"a": 11}, (new("a", 11, [3, 4, 5]),)))
+    recorded(tracker, chunk)
+    (hit,), _ = tracker.step(step({"b": 3}, (new("b", 11, [0, 4, 6], computed=8),)))
+    assert tracker.missing(hit.request, 0, 0, SIZE) == (0, 1)
+    assert tracker.missing(hit.request, 4, 0, SIZE) == (0, 0)
 
 
 def test_a_hit_with_other_tokens_or_another_lora_is_not_the_same_block() -> None:
@@ -86,8 +95,8 @@ def test_a_hit_with_other_tokens_or_another_lora_is_not_the_same_block() -> None
     other.prompt_token_ids[0] = 99
     lora = new("c", 11, [3, 4, 7], computed=8, lora_request=SimpleNamespace(lora_int_id=1))
     (b, c), _ = tracker.step(step({"b": 3, "c": 3}, (other, lora)))
-    assert tracker.unrecorded(b.request, 0, 0, SIZE) == 2
-    assert tracker.unrecorded(c.request, 0, 0, SIZE) == 2
+    assert tracker.missing(b.request, 0, 0, SIZE) == (2, 0)
+    assert tracker.missing(c.request, 0, 0, SIZE) == (2, 0)
 
 
 def test_a_copied_block_is_not_trusted() -> None:
@@ -97,7 +106,7 @@ def test_a_copied_block_is_not_trusted() -> None:
     (hit,), _ = tracker.step(
         step({"b": 3}, (new("b", 11, [3, 4, 6], computed=8),), copies=[(9, 4)])
     )
-    assert tracker.unrecorded(hit.request, 0, 0, SIZE) == 1
+    assert tracker.missing(hit.request, 0, 0, SIZE) == (1, 0)
 
 
 def test_preemption_starts_over_in_both_runners_ways() -> None:

@@ -1,0 +1,56 @@
+"""What crosses to vLLM and back: sampling parameters that carry probes, and workers' results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import compat
+from .errors import ProbeError
+from .specs import AttentionProbe, CaptureRequest, Head
+from .tracker import EXTRA_ARG
+
+
+def one_token() -> Any:
+    params = compat.symbol("vllm", "SamplingParams")
+    return params(max_tokens=1, temperature=0.0, detokenize=False)
+
+
+def per_prompt(params: Any, count: int) -> list[Any]:
+    if params is None:
+        params = compat.symbol("vllm", "SamplingParams")()
+    if not isinstance(params, Sequence):
+        return [params] * count
+    if len(params) != count:
+        raise ProbeError(f"{count} prompts but {len(params)} sampling parameters.")
+    return list(params)
+
+
+def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
+    if params.n != 1:
+        raise ProbeError(f"a probed request must ask for one completion, not n={params.n}.")
+    params = params.clone()
+    extra = dict(params.extra_args or {})
+    extra[EXTRA_ARG] = {"id": capture_id, "probe": probe.to_json()}
+    params.extra_args = extra
+    params.skip_reading_prefix_cache = probe.heads == "all"
+    return params
+
+
+def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[str, Any]:
+    """One request's results from every worker: heads in the probe's order, or what went wrong."""
+    for rank in ranks:
+        if "values" not in rank:
+            return rank or {"incomplete": "a worker holds no result for the request"}
+    rows: dict[Head, np.ndarray] = {}
+    for rank in ranks:
+        heads = [Head(*h) for h in rank["heads"]]
+        values = np.frombuffer(rank["values"], np.float32).reshape(len(heads), -1)
+        rows.update(zip(heads, values, strict=True))
+    wanted = sorted(rows) if request.probe.heads == "all" else request.probe.heads
+    missing = [str(h) for h in wanted if h not in rows]
+    if missing:
+        return {"incomplete": f"no worker holds head {' '.join(missing)}"}
+    return {"heads": tuple(wanted), "values": np.stack([rows[h] for h in wanted])}
