@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 from .inputs import check_input, check_top_n
@@ -54,8 +55,10 @@ _slots_lock = threading.Lock()
 
 
 def _shared(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> Reranker:
+    given = signature(Reranker).bind(model, **settings)
+    given.apply_defaults()  # a default spelled out must not start a second engine
     with _slots_lock:
-        slot = _slots.setdefault(_setting_key((model, settings)), _Slot())
+        slot = _slots.setdefault(_setting_key(given.arguments), _Slot())
     with slot.lock:
         if slot.reranker is None:
             slot.reranker = Reranker(model, **settings)

@@ -51,6 +51,12 @@ def test_equal_settings_share_a_reranker(backend: FakeBackend) -> None:
     assert len(held()) == 4
 
 
+def test_a_default_spelled_out_shares_the_reranker(backend: FakeBackend) -> None:
+    for settings in ({}, {"window": None}, {"strategy": "core", "calibrate": True}):
+        core_rerank.rerank("cat", ["a"], heads=HEADS, backend=backend, **settings)
+    assert len(held()) == 1
+
+
 def test_arguments_are_checked_before_anything_is_loaded() -> None:
     for query, documents, top_n in (("", ["a"], None), ("q", ["a", 3], None), ("q", ["a"], 0)):
         with pytest.raises((TypeError, ValueError)):
