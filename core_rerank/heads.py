@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -19,8 +19,6 @@ from .errors import HeadSetError
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
-
-logger = logging.getLogger(__name__)
 
 Window = int | Literal["all"]
 MODEL_SCALE = "model"
@@ -111,33 +109,23 @@ class HeadSet:
         return model_id.casefold() in {name.casefold() for name in (self.model, *self.aliases)}
 
     def check_model_id(self, model_id: str) -> None:
-        """HeadSetError if ``model_id`` names another model; a local folder may be any."""
-        if self.is_for(model_id):
-            return
-        if not Path(model_id).is_dir():
+        """HeadSetError if ``model_id`` names another model; a local folder may hold any."""
+        if not self.is_for(model_id) and not Path(model_id).is_dir():
             raise HeadSetError(
                 f"the head set is for {self.model}, not for {model_id}: {_ANOTHER_MODEL}."
             )
-        logger.warning("taking the model in %s for %s", model_id, self.model)
 
     def check(self, model: ModelInfo, model_id: str) -> None:
         """Refuse to go on with another model than the one the heads were found on.
 
-        A local folder has no id: for one, only the shape is compared, and a warning is logged,
-        as it is for another revision.
+        A local folder has no id: where only the shape can be compared, and is the same, a
+        UserWarning names both. So does one for another revision.
 
         Raises:
             HeadSetError: ``model_id`` or the number of layers or heads differs.
             ProbeError: a head lies beyond the layers that were kept.
         """
         self.check_model_id(model_id)
-        known = (self.revision, model.revision)
-        if None not in known and self.revision != model.revision:
-            logger.warning(
-                "the head set for %s was found on revision %s, but revision %s is loaded",
-                self.model,
-                *known,
-            )
         given = (model.num_layers, model.num_heads)
         if given != (self.num_layers, self.num_heads):
             raise HeadSetError(
@@ -146,6 +134,16 @@ class HeadSet:
                 f"{_ANOTHER_MODEL}."
             )
         model.check_heads(self.heads)
+        if not self.is_for(model_id):
+            _warn(
+                f"taking the model in {model_id} for {self.model}, whose heads are used: only the "
+                f"number of layers and heads was compared. {_ANOTHER_MODEL.capitalize()}."
+            )
+        elif None not in (self.revision, model.revision) and self.revision != model.revision:
+            _warn(
+                f"the head set for {self.model} was found on revision {self.revision}, but "
+                f"revision {model.revision} is loaded."
+            )
 
     def _plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = {}
@@ -156,6 +154,11 @@ class HeadSet:
             elif item.name == "default" or value not in (item.default, {}):
                 plain[item.name] = list(value) if isinstance(value, tuple) else value
         return plain
+
+
+def _warn(message: str) -> None:
+    """A UserWarning at the caller of whoever checked a head set: the line that made a Reranker."""
+    warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def find_head_set(model_id: str) -> HeadSet | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
+from tokenizer_families import FAMILIES
 
+from core_rerank import Reranker
 from core_rerank.errors import HeadSetError
 from core_rerank.heads import HeadSet, find_head_set, packaged_head_sets
 from hook_runtime.errors import ProbeError
@@ -185,17 +188,27 @@ def test_check_refuses_another_model(tmp_path: Path) -> None:
         head_set.check(model(layers_kept=3), "org/model")
 
 
-def test_a_local_folder_or_another_revision_gives_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_local_folder_of_the_same_shape_or_another_revision_gives_a_warning(
+    tmp_path: Path,
 ) -> None:
     head_set = HeadSet.from_yaml(write(tmp_path, MINIMAL + "revision: aaa\n"))
-    with caplog.at_level(logging.WARNING):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        head_set.check_model_id(str(tmp_path))
         head_set.check(model(revision="aaa"), "org/model")
         head_set.check(model(), "org/model")
-        assert not caplog.records
+        with pytest.raises(HeadSetError, match="layers"):
+            head_set.check(model(num_layers=5), str(tmp_path))
+    with pytest.warns(UserWarning, match="on revision aaa, but revision bbb is loaded"):
         head_set.check(model(revision="bbb"), "org/model")
+    with pytest.warns(UserWarning, match=f"the model in {tmp_path} for org/model, whose heads"):
         head_set.check(model(), str(tmp_path))
-    assert "was found on revision aaa, but revision bbb is loaded" in caplog.messages[0]
-    assert "taking the model in" in caplog.messages[1]
-    with pytest.raises(HeadSetError, match="layers"):
-        head_set.check(model(num_layers=5), str(tmp_path))
+
+
+def test_the_warning_points_at_the_line_that_makes_the_reranker(tmp_path: Path) -> None:
+    head_set = HeadSet.from_yaml(write(tmp_path, MINIMAL))
+    (tmp_path / "config.json").write_text("{}")
+    backend = FakeBackend(FAMILIES["byte-level"](), name=str(tmp_path), layers=4, heads=2)
+    with pytest.warns(UserWarning, match="taking the model in") as caught:
+        Reranker(backend=backend, heads=head_set)
+    assert [warning.filename for warning in caught] == [__file__]
