@@ -164,14 +164,16 @@ def _aliases(model_id: str) -> list[str]:
 
 
 def heads_table(detection: Detection) -> Table:
-    """The best heads with their scores; the chosen ones are marked."""
+    """The best heads of the layers that were looked at; the chosen ones are marked."""
     from rich.table import Table
 
-    count = min(max(SHOWN, len(detection.heads)), detection.scores.size)
-    table = Table(title="Contrastive scores", title_justify="left")
+    limit = detection.selection.max_layers
+    count = min(max(SHOWN, len(detection.heads)), detection.scores[:limit].size)
+    title = "Contrastive scores" + (f", first {limit} layers" if limit else "")
+    table = Table(title=title, title_justify="left")
     for column in ("#", "Head", "Score", "Chosen"):
         table.add_column(column, justify="left" if column == "Chosen" else "right")
-    for rank, head in enumerate(best_heads(detection.scores, count), start=1):
+    for rank, head in enumerate(best_heads(detection.scores, count, limit), start=1):
         mark = "✓" if head in detection.heads else ""
         table.add_row(str(rank), str(head), f"{detection.scores[head]:.4f}", mark)
     return table

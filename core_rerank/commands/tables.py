@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 BAR = 12
 SNIPPET = 160
+SNIPPET_BESIDE_TOKENS = 50
 TOKENS_SHOWN = 5
 
 
@@ -40,7 +41,11 @@ def ranking_table(ranking: Ranking, *, mark: str | None = None) -> Table:
             Text(str(item.rank)),
             Text(format_score(item.score)),
             _bar(item.score, peak),
-            _document(item, ticked=item.doc_id is not None and item.doc_id == mark),
+            _document(
+                item,
+                length=SNIPPET_BESIDE_TOKENS if explained else SNIPPET,
+                ticked=item.doc_id is not None and item.doc_id == mark,
+            ),
         ]
         if explained:
             row.append(Text(" ".join(_words(item)[:TOKENS_SHOWN]), style="yellow"))
@@ -56,11 +61,12 @@ def _bar(score: float, peak: float) -> Text:
 
 
 def _words(item: RankedDocument) -> list[str]:
-    """The strongest tokens, each spelling once."""
-    return list(dict.fromkeys(_one_line(text) for text, _ in strongest_tokens(item)))
+    """The strongest tokens that are more than punctuation, each spelling once."""
+    words = (_one_line(text) for text, _ in strongest_tokens(item))
+    return list(dict.fromkeys(word for word in words if any(c.isalnum() for c in word)))
 
 
-def _document(item: RankedDocument, *, ticked: bool) -> Text:
+def _document(item: RankedDocument, *, length: int, ticked: bool) -> Text:
     from rich.text import Text
 
     document = item.document
@@ -75,7 +81,7 @@ def _document(item: RankedDocument, *, ticked: bool) -> Text:
         if shown:
             text.append(f"[{flag}] ", style="magenta")
     snippet = _one_line(document.text)
-    text.append(snippet[:SNIPPET] + ("…" if len(snippet) > SNIPPET else ""), style="dim")
+    text.append(snippet[:length] + ("…" if len(snippet) > length else ""), style="dim")
     return text
 
 
