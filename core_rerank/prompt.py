@@ -13,6 +13,9 @@
 The wording is that of both papers' code (arXiv 2410.02642, 2510.02219), its slip of grammar
 included: another wording gives other scores. Instruction and documents come before the query, so
 their keys are the same for every query and come from the prefix cache.
+
+A control token written in a document or query becomes plain text. Where a chat template's markers
+are ordinary text, as ``[INST]`` of Llama 2 is, a document can still write them.
 """
 
 from __future__ import annotations
