@@ -71,8 +71,8 @@ def render_all(rankings: Sequence[Ranking]) -> str:
     """One page for several rankings: HTML that needs no network, no script and no other file.
 
     Tokens are shaded where a ranking carries token scores (``explain=True``). Every text is
-    escaped. The shade grows with the square root of a token's share of the strongest token in
-    its ranking, so shades compare across the documents of one ranking.
+    escaped. The shade grows with the square root of a token's share of the strongest token that
+    counts in its ranking, so shades compare across the documents of one ranking.
 
     Raises:
         ValueError: there is no ranking, or a score is not a finite number.
@@ -87,7 +87,8 @@ def _section(ranking: Ranking) -> _Section:
     scores = [item.score for item in ranking]
     if not all(map(math.isfinite, scores)):
         raise ValueError(f"cannot draw scores that are not finite numbers: {scores}.")
-    peak = max((abs(t.score) for item in ranking for t in item.token_scores or ()), default=0.0)
+    kept = (t for item in ranking for t in item.token_scores or () if t.kept)
+    peak = max((abs(token.score) for token in kept), default=0.0)
     low, high = min([0.0, *scores]), max([0.0, *scores])
     cards = tuple(_card(item, peak, low, high) for item in ranking)
     return _Section(

@@ -43,7 +43,7 @@ def self_test(model: str, backend: str, verbose: bool) -> list[Check]:
 
 def _known_answer(reranker: Reranker) -> list[Check]:
     first, second = (
-        reranker.rerank(QUERY, DOCUMENTS.values(), doc_ids=DOCUMENTS) for _ in range(2)
+        reranker.rerank(QUERY, list(DOCUMENTS.values()), doc_ids=list(DOCUMENTS)) for _ in range(2)
     )
     scores = ", ".join(f"{item.doc_id} {item.score:.4g}" for item in first)
     right = first[0].doc_id == EXPECTED
