@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +21,15 @@ BACKENDS = ("vllm", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class OpenBackend:
-    """A running backend, what it runs, and whether whoever opened it must close it."""
+    """A running backend, what it runs, and what to call when it is needed no more.
+
+    ``close`` does nothing to a backend that was running before.
+    """
 
     backend: CaptureBackend
     model: ModelInfo
     model_id: str
-    owned: bool
+    close: Callable[[], None]
 
 
 def name_model(model: str | os.PathLike[str], backend: str | CaptureBackend) -> ResolvedModel:
@@ -72,18 +75,30 @@ def open_backend(
                 f"{', '.join(sorted(engine))} cannot be set on a backend that is already running: "
                 "give them to the backend itself."
             )
-        return _opened(backend, resolved, owned=False)
-    options = {"layers": "auto" if heads else None, "heads": heads, "name": resolved.model_id}
-    options.update(engine)
+        return _opened(backend, resolved, close=_leave_open)
+    options = {"heads": heads, "name": resolved.model_id, **engine}
+    options["layers"] = wanted_layers(heads, engine)
     if resolved.revision and not Path(resolved.path_or_id).is_dir():
         options.setdefault("revision", resolved.revision)
     make = _load_vllm if backend == "vllm" else _load_transformers
-    return _opened(make(resolved.path_or_id, options), resolved, owned=True)
+    running = make(resolved.path_or_id, options)
+    return _opened(running, resolved, close=running.close)
 
 
-def _opened(backend: CaptureBackend, resolved: ResolvedModel, *, owned: bool) -> OpenBackend:
+def wanted_layers(heads: Sequence[Head] | None, engine: Mapping[str, Any]) -> object:
+    """``layers`` of ``engine``; by default "auto" for some heads, None (all) for every head."""
+    return engine.get("layers", "auto" if heads else None)
+
+
+def _opened(
+    backend: CaptureBackend, resolved: ResolvedModel, close: Callable[[], None]
+) -> OpenBackend:
     info = replace(backend.model, revision=backend.model.revision or resolved.revision)
-    return OpenBackend(backend, info, resolved.model_id, owned)
+    return OpenBackend(backend, info, resolved.model_id, close)
+
+
+def _leave_open() -> None:
+    """What closes a backend that somebody else is running: nothing."""
 
 
 def _load_vllm(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ from hook_runtime.backend import CaptureBackend
 from hook_runtime.errors import IncompleteCaptureError
 from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
-from .backends import name_model, open_backend
+from .backends import OpenBackend, name_model, open_backend
 from .calibration import NullPassMemory, pass_key
 from .errors import ClosedError, NotFiniteError
 from .heads import HeadSet, Window
 from .inputs import RerankInput, check_input, check_top_n
+from .models import ResolvedModel
 from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder, Segment
 from .ranking import ScoredDocument, build_ranking
 from .scoring import aggregate_heads, calibrate, score_document
@@ -105,7 +106,7 @@ class Reranker:
         self._window: Window = window or recommended
         self._calibrate = calibrate
         self._closed = False
-        self._open = open_backend(backend, resolved, self._heads, engine)
+        self._open = self._open_backend(backend, resolved, engine)
         try:
             if self._head_set is not None and self._heads is not None:
                 self._head_set.check(self._open.model, self._open.model_id)
@@ -198,14 +199,19 @@ class Reranker:
         if self._closed:
             return
         self._closed = True
-        if self._open.owned:
-            self._open.backend.close()
+        self._open.close()
 
     def __enter__(self) -> Reranker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _open_backend(
+        self, backend: str | CaptureBackend, resolved: ResolvedModel, engine: Mapping[str, Any]
+    ) -> OpenBackend:
+        """The running backend to read from, and how to let go of it."""
+        return open_backend(backend, resolved, self._heads, engine)
 
     def _rerank(
         self,

@@ -1,16 +1,23 @@
-"""rerank(): one call, with a reranker that the process keeps for each model and its settings."""
+"""rerank(): one call, with engines and rerankers that the process keeps for the next one."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
+from hook_runtime.backend import CaptureBackend
+from hook_runtime.errors import ClosedError
+
+from .backends import OpenBackend
+from .errors import CoreRerankError
+from .heads import HeadSet
 from .inputs import check_input, check_top_n
+from .models import ResolvedModel
+from .pool import BackendPool, setting_key
 from .reranker import DEFAULT_MODEL, Documents, Reranker
 from .types import DocId, Ranking
 
@@ -27,52 +34,98 @@ def rerank(
 ) -> Ranking:
     """Rank ``documents`` with a `Reranker` that this process keeps and re-uses.
 
-    There is one for each ``model`` and ``settings`` (those of `Reranker`); it is loaded by the
-    first call and closed when the process ends. The rest is as in ``Reranker.rerank``, whose
-    arguments are checked before anything is loaded.
+    ``settings`` are those of `Reranker`. A model is loaded by the first call that names it with
+    these engine settings; later calls share it, whatever their heads, strategy or window are,
+    unless they need layers that were not loaded: "icr" reads all, "core" and "qr" those up to
+    the last head. All are closed when the process ends, and one that fails is closed at once, so
+    that the next call starts afresh. The rest is as in ``Reranker.rerank``, whose arguments are
+    checked before anything is loaded.
     """
     given = check_input(query, documents, doc_ids)
     top_n = check_top_n(top_n)
-    return _shared(model, settings).rerank(
-        given.query,
-        given.documents,
-        doc_ids=None if doc_ids is None else given.doc_ids,  # pyright: ignore[reportArgumentType]
-        top_n=top_n,
-        explain=explain,
-    )
+    reranker = _shared(model, settings)
+    try:
+        return reranker.rerank(
+            given.query,
+            given.documents,
+            doc_ids=None if doc_ids is None else given.doc_ids,  # pyright: ignore[reportArgumentType]
+            top_n=top_n,
+            explain=explain,
+        )
+    except Exception as error:
+        if _is_engine_failure(error):
+            _let_go(reranker.backend, error)
+        raise
+
+
+class _SharedReranker(Reranker):
+    """A reranker whose engine others may be reading from too."""
+
+    @property
+    def backend(self) -> CaptureBackend:
+        return self._open.backend
+
+    def _open_backend(
+        self, backend: str | CaptureBackend, resolved: ResolvedModel, engine: Mapping[str, Any]
+    ) -> OpenBackend:
+        if isinstance(backend, str):
+            return _pool.lend(backend, resolved, self._heads, engine)
+        return super()._open_backend(backend, resolved, engine)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """Room for one shared reranker; the lock lets other models load at the same time."""
+    """Room for one shared reranker; the lock lets others start at the same time."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    reranker: Reranker | None = None
+    reranker: _SharedReranker | None = None
 
 
+_pool = BackendPool()
 _slots: dict[object, _Slot] = {}
 _slots_lock = threading.Lock()
 
 
-def _shared(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> Reranker:
+def _shared(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> _SharedReranker:
+    settings = _read_now(settings)
     given = signature(Reranker).bind(model, **settings)
-    given.apply_defaults()  # a default spelled out must not start a second engine
+    given.apply_defaults()  # a default spelled out is the same setting
     with _slots_lock:
-        slot = _slots.setdefault(_setting_key(given.arguments), _Slot())
+        slot = _slots.setdefault(setting_key(given.arguments), _Slot())
     with slot.lock:
-        if slot.reranker is None:
-            slot.reranker = Reranker(model, **settings)
-            # After loading, so that it runs before what the engine itself registered.
-            atexit.register(slot.reranker.close)
-        return slot.reranker
+        reranker = slot.reranker
+        if reranker is None:
+            reranker = slot.reranker = _SharedReranker(model, **settings)
+        return reranker
 
 
-def _setting_key(value: object) -> object:
-    """A hashable stand-in for a setting: equal settings give equal keys."""
-    if isinstance(value, Mapping):
-        return ("mapping", frozenset((key, _setting_key(item)) for key, item in value.items()))
-    if isinstance(value, list | tuple):
-        return ("list", tuple(_setting_key(item) for item in value))
-    if isinstance(value, set | frozenset):
-        return ("set", frozenset(_setting_key(item) for item in value))
-    return (type(value), value)
+def _read_now(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the heads in place of what may say something else next time."""
+    fixed = dict(settings)
+    heads, config = fixed.get("heads"), fixed.get("config")
+    if isinstance(heads, Iterator):
+        fixed["heads"] = tuple(heads)
+    elif config and heads is None:
+        fixed |= {"heads": HeadSet.from_yaml(config), "config": None}
+    return fixed
+
+
+def _is_engine_failure(error: Exception) -> bool:
+    """Whether ``error`` may leave the engine unusable; bad input and NaN do not."""
+    if isinstance(error, ClosedError):
+        return True
+    return not isinstance(error, CoreRerankError | TypeError | ValueError)
+
+
+def _let_go(backend: CaptureBackend, error: Exception) -> None:
+    """Forget a backend that failed and every reranker on it; close it unless it was given."""
+    close = _pool.withdraw(backend)
+    with _slots_lock:
+        for slot in _slots.values():
+            if slot.reranker is not None and slot.reranker.backend is backend:
+                slot.reranker = None
+    if close is not None:
+        try:
+            close()
+        except Exception as second:
+            error.add_note(f"closing the engine after that failed too: {second!r}")

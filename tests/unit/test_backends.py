@@ -44,8 +44,9 @@ def test_vllm_gets_the_heads_and_only_their_layers(opened: list[Any]) -> None:
             {"layers": "auto", "heads": HEADS, "name": "org/model", "max_model_len": 512},
         )
     ]
-    assert result.owned
     assert result.model_id == "org/model"
+    result.close()
+    assert result.backend.closed  # type: ignore[attr-defined]
 
 
 def test_layers_are_the_users_to_set(opened: list[Any]) -> None:
