@@ -84,7 +84,7 @@ class Detection:
     selection: Selection
     measurement: Measurement
 
-    def head_set(self, aliases: Sequence[str] = ()) -> HeadSet:
+    def head_set(self, aliases: Sequence[str] = (), notes: str = "") -> HeadSet:
         """The heads as a file to keep, with where they come from."""
         measured, model = self.measurement, self.measurement.model
         found_with = {
@@ -110,6 +110,7 @@ class Detection:
             temperature=self.selection.temperature,
             data=f"{measured.data}, {self.queries} queries",
             source="found by core-rerank detect-heads",
+            notes=notes,
             scores=tuple(round(float(self.scores[head]), 6) for head in self.heads),
             found_with=found_with,
         )

@@ -90,6 +90,7 @@ def detect_heads(
             help="Choose heads again from what --save kept, in seconds; no --data needed.",
         ),
     ] = None,
+    notes: Annotated[str, typer.Option("--notes", help="Text to keep in the head set.")] = "",
     verbose: VerboseOption = False,
 ) -> None:
     """Find the heads that tell documents with the answer from near misses (CoRe)."""
@@ -110,9 +111,14 @@ def detect_heads(
             if save is not None:
                 attention.save(save)
         detection = find_heads(attention, selection)
-        detection.head_set(_aliases(attention.measurement.model.name)).to_yaml(output)
+        aliases = _aliases(attention.measurement.model.name)
+        detection.head_set(aliases, notes).to_yaml(output)
+        part = f", first {max_layers} layers" if max_layers else ""
+        out().print(f"Contrastive scores{part}:")
         out().print(heads_table(detection))
-        _print_check(detection)
+        queries = f"{detection.queries} queries"
+        out().print(f"Ranking {queries}, those the heads were chosen on (no token filter):")
+        out().print(quality_table(detection))
         say(f"written: {output}")
 
 
@@ -169,8 +175,7 @@ def heads_table(detection: Detection) -> Table:
 
     limit = detection.selection.max_layers
     count = min(max(SHOWN, len(detection.heads)), detection.scores[:limit].size)
-    title = "Contrastive scores" + (f", first {limit} layers" if limit else "")
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for column in ("#", "Head", "Score", "Chosen"):
         table.add_column(column, justify="left" if column == "Chosen" else "right")
     for rank, head in enumerate(best_heads(detection.scores, count, limit), start=1):
@@ -179,16 +184,13 @@ def heads_table(detection: Detection) -> Table:
     return table
 
 
-def _print_check(detection: Detection) -> None:
+def quality_table(detection: Detection) -> Table:
     """How well the heads rank the documents they were chosen on."""
     from rich.table import Table
 
     last = max(head.layer for head in detection.heads) + 1
     count, layers = len(detection.heads), detection.measurement.model.num_layers
-    table = Table(
-        title=f"Ranking {detection.queries} queries (those the heads were chosen on)",
-        title_justify="left",
-    )
+    table = Table()
     for column in ("Heads", "nDCG@10", "MRR"):
         table.add_column(column, justify="left" if column == "Heads" else "right")
     for name, quality in (
@@ -197,4 +199,4 @@ def _print_check(detection: Detection) -> None:
         ("all", detection.all_heads),
     ):
         table.add_row(name, f"{quality.ndcg_at_10:.4f}", f"{quality.mrr:.4f}")
-    out().print(table)
+    return table
