@@ -4,6 +4,7 @@ CoreRerankError
 ├── HeadSetError (ValueError)            a head set is malformed, unknown, or another model's
 ├── ModelError                           no such model, or its weights cannot be had
 ├── PromptError (ValueError)             query, documents and instruction do not fit together
+├── DataError (ValueError)               a data folder is incomplete or malformed
 ├── NotFiniteError (ArithmeticError)     the engine returned NaN or infinity for a document
 ├── MissingDependencyError (ImportError) an extra is not installed; names the command
 └── ClosedError (hook_runtime's too)     a reranker was used after close()
@@ -31,6 +32,10 @@ class ModelError(CoreRerankError):
 
 class PromptError(CoreRerankError, ValueError):
     """A prompt cannot be built: it would not fit, or the tokenizer or template is unsuitable."""
+
+
+class DataError(CoreRerankError, ValueError):
+    """A data folder is incomplete or malformed; names the file and line."""
 
 
 class NotFiniteError(CoreRerankError, ArithmeticError):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from core_rerank.beir import QUERIES, read_corpus, read_queries
+from core_rerank.errors import DataError
 from core_rerank.types import Document
 
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance; 0 is judged and not relevant."""
-
-
-class DataError(ValueError):
-    """A data folder is incomplete or malformed; the message names the file and line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +57,12 @@ def load_beir(folder: str | Path, split: str = "test") -> Dataset:
     """
     folder = Path(folder)
     qrels = _read_qrels(folder, split)
-    corpus: dict[str, Document] = {}
-    for where, row in _rows(folder / "corpus.jsonl"):
-        document = Document(_text(where, row, "text"), _id(where, row), _title(where, row))
-        if document.doc_id in corpus:
-            raise DataError(f"{where}: document {document.doc_id!r} is there twice.")
-        corpus[str(document.doc_id)] = document
-    texts: dict[str, str] = {}
-    for where, row in _rows(folder / "queries.jsonl"):
-        query_id = _id(where, row)
-        if query_id in texts:
-            raise DataError(f"{where}: query {query_id!r} is there twice.")
-        texts[query_id] = _text(where, row, "text")
+    corpus = read_corpus(folder)
+    texts = read_queries(folder)
     absent = [query_id for query_id in qrels if query_id not in texts]
     if absent:
         raise DataError(
-            f"query {absent[0]!r} is judged in qrels/{split}.tsv but is not in "
-            f"{folder / 'queries.jsonl'}."
+            f"query {absent[0]!r} is judged in qrels/{split}.tsv but is not in {folder / QUERIES}."
         )
     name = f"{folder.resolve().name}/{split}"
     return Dataset(name, corpus, {query_id: texts[query_id] for query_id in qrels}, qrels)
@@ -115,39 +99,3 @@ def _read_qrels(folder: Path, split: str) -> Qrels:
     if not qrels:
         raise DataError(f"{path} holds no judgements.")
     return qrels
-
-
-def _id(where: str, row: dict[str, Any]) -> str:
-    value = row.get("_id")
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DataError(f"{where}: '_id' must be text or a whole number, but is {value!r:.60}.")
-    return str(value)
-
-
-def _title(where: str, row: dict[str, Any]) -> str | None:
-    return _text(where, row, "title") or None if row.get("title") is not None else None
-
-
-def _text(where: str, row: dict[str, Any], key: str) -> str:
-    value = row.get(key)
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {key!r} must be text, but is {value!r:.60}.")
-    return value
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) for each line that is not blank; the place is for messages."""
-    if not path.is_file():
-        raise DataError(f"{path} is missing: expected a BEIR folder.")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{where} is not JSON: {error}.") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{where} is not a JSON object: {line.strip():.60}")
-            yield where, row

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core_rerank.errors import NotFiniteError
+from core_rerank.errors import DataError, NotFiniteError
 from core_rerank.head_detection import Selection, find_heads, measure_attention
 from core_rerank.head_scores import (
     HeadAttention,
@@ -22,7 +22,7 @@ from core_rerank.head_scores import (
     ranking_quality,
 )
 from core_rerank.heads import HeadSet
-from core_rerank.labelled_queries import LabelledDataError, LabelledQuery, load_labelled_queries
+from core_rerank.labelled_queries import LabelledQuery, load_labelled_queries
 from core_rerank.prompt import PromptBuilder
 from core_rerank.types import Document
 from hook_runtime.backend import CaptureBackend
@@ -336,7 +336,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
 def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
     data = folder(tmp_path, [row(["a"], ["b"]), row(["b"], ["a"]), "not json"])
     assert [q.positives[0].doc_id for q in load_labelled_queries(data, 2)] == ["a", "b"]
-    with pytest.raises(LabelledDataError, match="limit must be at least 1"):
+    with pytest.raises(DataError, match="limit must be at least 1"):
         load_labelled_queries(data, 0)
 
 
@@ -360,17 +360,29 @@ def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
 def test_unusable_candidates_are_refused(
     tmp_path: Path, candidates: list[object], message: str
 ) -> None:
-    with pytest.raises(LabelledDataError, match=message):
+    with pytest.raises(DataError, match=message):
         load_labelled_queries(folder(tmp_path, candidates))
 
 
 def test_blank_documents_are_refused(tmp_path: Path) -> None:
     corpus = [{"_id": "a", "text": " "}, {"_id": "b", "text": "b"}]
-    with pytest.raises(LabelledDataError, match="positive 'a' of query 'q' has no text"):
+    with pytest.raises(DataError, match="positive 'a' of query 'q' has no text"):
         load_labelled_queries(folder(tmp_path, [row(["a"], ["b"])], corpus=corpus))
+
+
+def test_documents_and_queries_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    candidates = [row(["1"], ["b"])]
+    corpus = [{"_id": name, "text": "x"} for name in (1, "b", "unused", "unused")]
+    (query,) = load_labelled_queries(folder(tmp_path, candidates, corpus=corpus))
+    assert query.positives == (Document("x", "1"),)
+    with pytest.raises(DataError, match="line 5: document '1' is there twice"):
+        load_labelled_queries(folder(tmp_path, candidates, corpus=[*corpus, corpus[0]]))
+    twice = [{"_id": "q", "text": "what?"}] * 2
+    with pytest.raises(DataError, match="line 2: query 'q' is there twice"):
+        load_labelled_queries(folder(tmp_path, candidates, twice, corpus))
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
-    with pytest.raises(LabelledDataError, match=r"lacks queries\.jsonl, candidates\.jsonl"):
+    with pytest.raises(DataError, match=r"lacks queries\.jsonl, candidates\.jsonl"):
         load_labelled_queries(tmp_path)
