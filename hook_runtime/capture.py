@@ -20,7 +20,9 @@ from .whole import WholePrompt
 logger = logging.getLogger(__name__)
 
 MAX_RESULTS = 100_000
-LOGIT_BUDGET = 16_000_000  # float32 elements of one layer's logits in one bucket: 64 MB
+# Elements of one layer's logits or gathered keys in one bucket, whichever are more: with their
+# copies about 100 MB on a CPU, 400 MB on a GPU, where more small kernels would cost more.
+BUCKET_BUDGET = {"cpu": 16_000_000, "cuda": 64_000_000}
 
 
 class CaptureState:
@@ -79,7 +81,10 @@ class CaptureState:
             **k: Any,
         ) -> Any:
             if self._capturing and metadata is not None:
-                self._see(geometry, query, key)
+                try:
+                    self._see(geometry, query, key)
+                except Exception as error:
+                    self._fail_step(error)
             return original(layer, query, key, value, kv_cache, metadata, *a, **k)
 
         geometry.impl.forward = forward
@@ -152,13 +157,16 @@ class CaptureState:
         try:
             self._score_step()
         except Exception as error:
-            logger.exception("capture failed in this step")
-            for chunk in self._chunks:
-                chunk.request.fail(f"{type(error).__name__}: {error}")
+            self._fail_step(error)
         for chunk in self._chunks:
             if chunk.stop == chunk.request.prompt_len:
                 self._finish(chunk.request)
         self._chunks, self._whole = [], []
+
+    def _fail_step(self, error: Exception) -> None:
+        logger.exception("the captures of this step failed")
+        for chunk in self._chunks:
+            chunk.request.fail(f"{type(error).__name__}: {error}")
 
     def _score_step(self) -> None:
         if self._calls != len(self.geometry):
@@ -216,7 +224,9 @@ class CaptureState:
 
     def _score(self, segments: list[Segment]) -> None:
         widest = max(len(s.heads) for s in self.shadows.values())
-        for bucket in buckets(segments, widest, LOGIT_BUDGET):
+        head_dim = max(s.geometry.head_dim for s in self.shadows.values())
+        budget = BUCKET_BUDGET.get(self.device.type, BUCKET_BUDGET["cpu"])
+        for bucket in buckets(segments, widest, head_dim, budget):
             indices: dict[tuple[int, int | None], Any] = {}
             parts = []
             for shadow in self.shadows.values():

@@ -81,6 +81,8 @@ def is_cpu() -> bool:
 
 def starts_by_spawn() -> bool:
     """Whether vLLM's processes start afresh, importing the main script again."""
+    if not symbol("vllm.envs", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        return False
     return is_cpu() or symbol("vllm.envs", "VLLM_WORKER_MULTIPROC_METHOD") == "spawn"
 
 

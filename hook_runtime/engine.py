@@ -15,11 +15,15 @@ from .errors import (
     IncompleteCaptureError,
     ProbeError,
     UnsupportedModelError,
+    UnsupportedVLLMError,
 )
 from .exchange import merge_ranks, one_token, per_prompt, with_probe
 from .guard import refuse_unguarded_script
-from .options import engine_options, model_info
+from .options import check_running, engine_options, model_info
 from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+
+MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
+ERRORS = {e.__name__: e for e in (UnsupportedModelError, UnsupportedVLLMError)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class HookLLM:
         self.shadow_bytes = 0
         self.llm = compat.symbol("vllm", "LLM")(model=model, **options.engine)
         try:
+            check_running(self.llm.llm_engine.vllm_config)
             installed = self._install()
             self._model = model_info(self.llm, name or model, options, installed)
             self.kv_bytes = sum(r["kv_bytes"] for r in installed)
@@ -144,6 +149,8 @@ class HookLLM:
         self._check_whole()
         if len(prompts) != len(probes):
             raise ProbeError(f"{len(prompts)} prompts but {len(probes)} probes: give one a prompt.")
+        if sampling_params is None:
+            sampling_params = self.llm.get_default_sampling_params()
         params = per_prompt(sampling_params, len(prompts))
         chosen = [i for i, p in enumerate(probes) if p is not None]
         ordinary = [i for i, p in enumerate(probes) if p is None]
@@ -219,9 +226,10 @@ class HookLLM:
         return outputs, captures
 
     def _groups(self, requests: list[CaptureRequest]) -> Iterable[range]:
-        """One batch; where all heads are read, batches whose prompts fit one prefill step each."""
+        """Batches; where all heads are read, ones whose prompts fit one prefill step each."""
         if not any(r.probe.heads == "all" for r in requests):
-            yield range(len(requests))
+            for start in range(0, max(1, len(requests)), MAX_BATCH):
+                yield range(start, min(start + MAX_BATCH, len(requests)))
             return
         start, tokens = 0, 0
         scheduler = self.llm.llm_engine.vllm_config.scheduler_config
@@ -305,7 +313,7 @@ class HookLLM:
         installed = self.llm.collective_rpc("hook_runtime_install")
         for rank in installed:
             if "error" in rank:
-                raise UnsupportedModelError(rank["error"])
+                raise ERRORS.get(rank["kind"], UnsupportedModelError)(rank["error"])
         return installed
 
     def _ensure_held(self, requests: Iterable[CaptureRequest]) -> None:
@@ -314,6 +322,7 @@ class HookLLM:
             self._hold(self._held | wanted)
 
     def _hold(self, heads: frozenset[Head]) -> None:
+        self._held = frozenset()  # the workers let go of the old shadow first
         sizes = self.llm.collective_rpc(
             "hook_runtime_shadow", args=([list(h) for h in sorted(heads)],)
         )
@@ -362,6 +371,11 @@ class HookLLM:
         if isinstance(prompt, str):
             return tuple(self.tokenizer(prompt)["input_ids"])
         if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
+            others = sorted(set(prompt) - {"prompt_token_ids", "prompt"})
+            if others:
+                raise ProbeError(
+                    f"a probed prompt holds token ids only, but this one has {', '.join(others)}."
+                )
             return tuple(prompt["prompt_token_ids"])
         if isinstance(prompt, Sequence) and all(isinstance(t, int) for t in prompt):
             return tuple(prompt)

@@ -14,13 +14,13 @@ from .tracker import EXTRA_ARG
 
 
 def one_token() -> Any:
+    """Sampling parameters of a request that is there for its prefill alone."""
     params = compat.symbol("vllm", "SamplingParams")
     return params(max_tokens=1, temperature=0.0, detokenize=False)
 
 
 def per_prompt(params: Any, count: int) -> list[Any]:
-    if params is None:
-        params = compat.symbol("vllm", "SamplingParams")()
+    """One ``SamplingParams`` a prompt, from one for all or a list of them."""
     if not isinstance(params, Sequence):
         return [params] * count
     if len(params) != count:
@@ -29,13 +29,15 @@ def per_prompt(params: Any, count: int) -> list[Any]:
 
 
 def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
+    """A copy of the sampling parameters that carries the probe to the workers."""
     if params.n != 1:
         raise ProbeError(f"a probed request must ask for one completion, not n={params.n}.")
     params = params.clone()
     extra = dict(params.extra_args or {})
     extra[EXTRA_ARG] = {"id": capture_id, "probe": probe.to_json()}
     params.extra_args = extra
-    params.skip_reading_prefix_cache = probe.heads == "all"
+    if probe.heads == "all":  # never False here: vLLM sets True itself for prompt_logprobs
+        params.skip_reading_prefix_cache = True
     return params
 
 
@@ -47,7 +49,8 @@ def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[st
     rows: dict[Head, np.ndarray] = {}
     for rank in ranks:
         heads = [Head(*h) for h in rank["heads"]]
-        values = np.frombuffer(rank["values"], np.float32).reshape(len(heads), -1)
+        shape = (len(heads), request.probe.num_columns)
+        values = np.frombuffer(rank["values"], np.float32).reshape(shape)
         rows.update(zip(heads, values, strict=True))
     wanted = sorted(rows) if request.probe.heads == "all" else request.probe.heads
     missing = [str(h) for h in wanted if h not in rows]

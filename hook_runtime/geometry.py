@@ -55,7 +55,7 @@ def _refuse(layer: int, name: str, reason: str) -> UnsupportedModelError:
     )
 
 
-def check_exact(layer: int, name: str, module: Any) -> None:
+def check_exact(layer: int, name: str, module: Any, model_dtype: str) -> None:
     """Raise UnsupportedModelError for a layer whose probabilities q, k and scale do not give."""
     impl = module.impl
     reason = None
@@ -67,8 +67,13 @@ def check_exact(layer: int, name: str, module: Any) -> None:
         reason = "it uses ALiBi position biases"
     elif getattr(module, "query_quant", None) is not None:
         reason = "its queries are quantised to fp8"
-    elif str(getattr(module, "kv_cache_dtype", "auto")) not in ("auto", "bfloat16", "float16"):
-        reason = f"its KV cache is quantised ({module.kv_cache_dtype}): set kv_cache_dtype='auto'"
+    elif str(getattr(module, "kv_cache_dtype", "auto")) not in ("auto", model_dtype):
+        reason = (
+            f"its KV cache holds {module.kv_cache_dtype}, not the model's {model_dtype}: "
+            "set kv_cache_dtype='auto'"
+        )
+    elif getattr(impl, "chunk_lookback", -1) > -1:
+        reason = "it attends within chunks (chunk_lookback)"
     elif getattr(impl, "dual_chunk_attention_config", None) is not None:
         reason = "it uses dual-chunk attention"
     if reason is not None:
@@ -80,9 +85,10 @@ def read_geometry(vllm_config: Any, model_runner: Any) -> dict[int, LayerGeometr
     _, groups = compat.kv_groups(model_runner)
     group_of = {name: (g, size) for g, (names, size) in enumerate(groups) for name in names}
     rank = compat.tensor_parallel_rank()
+    model_dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     found: dict[int, LayerGeometry] = {}
     for layer, (name, module) in sorted(compat.decoder_attention(vllm_config).items()):
-        check_exact(layer, name, module)
+        check_exact(layer, name, module, model_dtype)
         if name not in group_of:
             raise _refuse(layer, name, "it has no KV cache of its own")
         group, block_size = group_of[name]

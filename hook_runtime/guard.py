@@ -20,11 +20,17 @@ def refuse_unguarded_script() -> None:
     """Raise HookRuntimeError when the running script would start engines without end."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise HookRuntimeError(FIX)
-    if not compat.starts_by_spawn():
+    if not compat.starts_by_spawn() or _run_as_package():
         return
     where = _module_level_line()
     if where is not None and not _is_guarded(*where):
         raise HookRuntimeError(f"{where[0]}, line {where[1]}: {FIX}")
+
+
+def _run_as_package() -> bool:
+    """``python -m package``: a spawned process does not import ``package.__main__`` again."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.endswith(".__main__")
 
 
 def _module_level_line() -> tuple[str, int] | None:

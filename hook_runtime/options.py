@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,8 @@ from typing import Any, Literal
 from . import compat
 from .errors import ProbeError, UnsupportedVLLMError
 from .specs import Head, ModelInfo
+
+logger = logging.getLogger(__name__)
 
 CPU_BLOCK_SIZE = 32
 CPU_CACHE_BYTES = 4 << 30
@@ -31,11 +34,35 @@ def engine_options(
     engine["worker_extension_cls"] = _extension(engine.get("worker_extension_cls"))
     if compat.is_cpu():
         _cpu_defaults(engine)
-    config = _text_config(model, engine)
+    outer = _hf_config(model, engine)
+    config = outer.get_text_config()
     kept = _kept_layers(config.num_hidden_layers, heads, layers)
     if kept < config.num_hidden_layers:
-        _cut_layers(engine, config, kept)
+        obstacle = _uncuttable(engine, outer, config)
+        if obstacle is None:
+            _cut_layers(engine, config, kept)
+        elif layers == "auto":
+            logger.info("all %d layers are kept: %s", config.num_hidden_layers, obstacle)
+        else:
+            raise UnsupportedVLLMError(f"layers={layers!r} is not possible: {obstacle}.")
     return EngineOptions(engine, config.num_hidden_layers)
+
+
+def check_running(vllm_config: Any) -> None:
+    """Refuse what vLLM made of the arguments, should it be one of the modes ruled out."""
+    parallel = vllm_config.parallel_config
+    modes = {
+        "a KV connector": getattr(vllm_config, "kv_transfer_config", None) is not None,
+        "speculative decoding": getattr(vllm_config, "speculative_config", None) is not None,
+        "micro-batching (ubatch_size, enable_dbo)": getattr(parallel, "use_ubatching", False),
+        "data parallelism": parallel.data_parallel_size > 1,
+    }
+    running = [name for name, on in modes.items() if on]
+    if running:
+        raise UnsupportedVLLMError(
+            f"captures cannot be combined with {', '.join(running)}: the engine arguments turned "
+            "that on; leave it off."
+        )
 
 
 def _refuse_modes(engine: dict[str, Any]) -> None:
@@ -43,18 +70,20 @@ def _refuse_modes(engine: dict[str, Any]) -> None:
         "kv_transfer_config": "keys loaded from a KV connector were never seen by the capture",
         "speculative_config": "draft layers and rolled-back tokens are not followed yet",
         "spec_method": "draft layers and rolled-back tokens are not followed yet",
+        "spec_model": "draft layers and rolled-back tokens are not followed yet",
+        "kv_offloading_size": "offloaded keys are not followed by the capture",
         "enable_dbo": "dual-batch overlap splits a step in two",
     }
     for option, reason in refused.items():
         if engine.get(option):
             raise UnsupportedVLLMError(f"{option} cannot be combined with captures: {reason}.")
     for option in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if engine.get(option, 1) > 1:
+        if (engine.get(option) or 1) > 1:
             raise UnsupportedVLLMError(
                 f"{option}={engine[option]} spreads one request's keys over workers, "
                 "which a capture does not follow; use tensor_parallel_size."
             )
-    if engine.get("data_parallel_size", 1) > 1:
+    if (engine.get("data_parallel_size") or 1) > 1:
         raise UnsupportedVLLMError(
             f"data_parallel_size={engine['data_parallel_size']}: only the first engine's captures "
             "can be fetched; start one HookLLM per GPU instead."
@@ -87,14 +116,14 @@ def _cpu_defaults(engine: dict[str, Any]) -> None:
         engine["kv_cache_memory_bytes"] = min(CPU_CACHE_BYTES, free // 4)
 
 
-def _text_config(model: str, engine: dict[str, Any]) -> Any:
+def _hf_config(model: str, engine: dict[str, Any]) -> Any:
     get_config = compat.symbol("vllm.transformers_utils.config", "get_config")
-    config = get_config(
-        model,
+    return get_config(
+        engine.get("hf_config_path") or model,
         trust_remote_code=bool(engine.get("trust_remote_code", False)),
         revision=engine.get("revision"),
+        config_format=engine.get("config_format") or "auto",
     )
-    return config.get_text_config()
 
 
 def _kept_layers(total: int, heads: Sequence[Head], layers: int | Literal["auto"] | None) -> int:
@@ -109,22 +138,26 @@ def _kept_layers(total: int, heads: Sequence[Head], layers: int | Literal["auto"
     return layers
 
 
+def _uncuttable(engine: dict[str, Any], outer: Any, config: Any) -> str | None:
+    """Why the model's last layers cannot be left out, if so."""
+    load_format = str(engine.get("load_format") or "auto")
+    if load_format not in ("auto", "safetensors", "hf", "dummy"):
+        return f"load_format={load_format!r} cannot skip layers; use 'auto' or 'safetensors'"
+    if not isinstance(engine.get("hf_overrides") or {}, dict):
+        return "hf_overrides is a function, which cannot be combined with it"
+    if outer is not config:
+        return f"{type(outer).__name__} nests the language model's config"
+    if getattr(config, "scale_depth", None) is not None:
+        return "the model scales its residual stream by the number of layers (scale_depth)"
+    return None
+
+
 def _cut_layers(engine: dict[str, Any], config: Any, kept: int) -> None:
     from .loader import LOAD_FORMAT, first_layers
 
-    load_format = str(engine.get("load_format", "auto"))
-    if load_format in ("auto", "safetensors", "hf"):
+    if str(engine.get("load_format") or "auto") != "dummy":
         engine["load_format"] = LOAD_FORMAT
-    elif load_format != "dummy":
-        raise UnsupportedVLLMError(
-            f"load_format={load_format!r} cannot skip layers: use layers=None, "
-            "or load_format 'auto', 'safetensors' or 'dummy'."
-        )
-    given = engine.get("hf_overrides") or {}
-    if not isinstance(given, dict):
-        raise UnsupportedVLLMError("layers and a callable hf_overrides cannot be combined.")
-    cut = first_layers(config, kept)
-    engine["hf_overrides"] = {**given, **cut}
+    engine["hf_overrides"] = {**(engine.get("hf_overrides") or {}), **first_layers(config, kept)}
 
 
 def model_info(

@@ -170,11 +170,15 @@ def split_rows(segment: Segment, max_rows: int) -> list[Segment]:
     ]
 
 
-def buckets(segments: Sequence[Segment], heads: int, budget: int) -> list[list[Segment]]:
+def buckets(
+    segments: Sequence[Segment], heads: int, head_dim: int, budget: int
+) -> list[list[Segment]]:
     """Group segments of like length so that padding stays small and a bucket fits the budget.
 
-    ``heads`` is the most heads any layer has in the shadow; ``budget`` bounds the float32 logits
-    [batch, heads, rows, keys] of one layer, in elements.
+    ``heads`` is the most heads any layer has in the shadow. ``budget`` bounds, in elements, both
+    the logits [batch, heads, rows, keys] of one layer and the keys gathered for them
+    [batch, keys, heads, head_dim], which are held about twice; a single segment may exceed it by
+    its keys.
     """
     pieces: list[Segment] = []
     for segment in segments:
@@ -186,7 +190,8 @@ def buckets(segments: Sequence[Segment], heads: int, budget: int) -> list[list[S
     for piece in pieces:
         n, k = piece.stop - piece.start, piece.stop
         padded = (len(current) + 1) * max(rows, n) * k
-        if current and (padded * heads > budget or padded > 1.5 * (real + n * k)):
+        gathered = (len(current) + 1) * 2 * head_dim * k
+        if current and (max(padded, gathered) * heads > budget or padded > 1.5 * (real + n * k)):
             result.append(current)
             current, rows, real = [], 0, 0
         current.append(piece)

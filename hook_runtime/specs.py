@@ -133,12 +133,15 @@ class AttentionProbe:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> AttentionProbe:
         """Inverse of ``to_json``; validates as the constructor does."""
-        if data.get("version") != PROBE_VERSION:
+        if not isinstance(data, Mapping) or data.get("version") != PROBE_VERSION:
             raise ProbeError(
-                f"probe version {data.get('version')!r} is not {PROBE_VERSION}: "
-                "client and worker run different releases of core-rerank."
+                f"not a probe of version {PROBE_VERSION}: {data!r:.80}. Use to_json(), and the "
+                "same release of core-rerank on both sides."
             )
-        return cls(data["heads"], data["query_span"], data["spans"], data["reduction"])
+        try:
+            return cls(data["heads"], data["query_span"], data["spans"], data["reduction"])
+        except KeyError as error:
+            raise ProbeError(f"the probe has no {error}: it was not made by to_json().") from error
 
 
 def reduce_columns(values: np.ndarray, probe: AttentionProbe) -> np.ndarray:

@@ -109,19 +109,20 @@ def columns_of(probe: AttentionProbe) -> np.ndarray:
 def _carried(new_request: Any) -> dict[str, Any] | None:
     params = new_request.sampling_params
     extra = getattr(params, "extra_args", None) if params is not None else None
-    return extra.get(EXTRA_ARG) if extra else None
+    carried = extra.get(EXTRA_ARG) if extra else None
+    return carried if isinstance(carried, dict) else None
 
 
 def _read(new_request: Any, carried: dict[str, Any]) -> ProbedRequest:
     if new_request.prompt_token_ids is None or getattr(new_request, "mm_features", None):
         raise ProbeError("only text prompts (token ids) can be probed, not embeddings or images.")
-    probe = AttentionProbe.from_json(carried["probe"])
+    probe = AttentionProbe.from_json(carried.get("probe", {}))
     probe.check_prompt(len(new_request.prompt_token_ids))
     lora = new_request.lora_request
     computed = min(new_request.num_computed_tokens, len(new_request.prompt_token_ids))
     return ProbedRequest(
         request_id=new_request.req_id,
-        capture_id=carried["id"],
+        capture_id=str(carried.get("id")),
         probe=probe,
         tokens=np.asarray(new_request.prompt_token_ids, dtype=np.int32),
         blocks=[list(b) for b in new_request.block_ids],
@@ -170,7 +171,7 @@ class Tracker:
             try:
                 request = _read(new, carried)
             except ProbeError as error:
-                rejected.append(Rejected(carried["id"], str(error)))
+                rejected.append(Rejected(str(carried.get("id")), str(error)))
                 continue
             self._requests[new.req_id] = request
             chunks.append(_chunk(request, new.num_computed_tokens, output))

@@ -24,14 +24,14 @@ class WorkerExtension:
     hook_runtime_state: CaptureState | None = None
 
     def hook_runtime_install(self) -> dict[str, Any]:
-        """Wrap the model once; ``{"error": reason}`` where a capture could not be exact."""
+        """Wrap the model once; ``{"error": reason, "kind": class}`` where that is refused."""
         worker: Any = self
         runner = worker.model_runner
         if self.hook_runtime_state is None:
             try:
                 self.hook_runtime_state = CaptureState(worker.vllm_config, runner, worker.device)
             except HookRuntimeError as error:
-                return {"error": str(error)}
+                return {"error": str(error), "kind": type(error).__name__}
         state = self.hook_runtime_state
         return {
             "layers": sorted(state.geometry),

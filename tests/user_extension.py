@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class Fitting:
-    """Adds a method of its own to the worker."""
+    """Adds methods of its own to the worker."""
+
+    def greet(self, name: str) -> str:
+        """A greeting that only a worker can give."""
+        return f"hello {name} from rank {self.rank}"  # type: ignore[attr-defined]
 
     def twice(self, number: int) -> int:
         """Twice the number."""

@@ -36,7 +36,7 @@ def test_an_interrupted_batch_does_not_surface_in_the_next(
 
 
 def test_a_prefix_nobody_captured_is_computed_again(
-    cold_engine: HookLLM, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    cold_engine: HookLLM, reference: Reference
 ) -> None:
     """An ordinary request under the captures' own salt: the fault that the salt keeps out."""
     from vllm import SamplingParams
@@ -71,3 +71,33 @@ def test_what_stays_incomplete_raises(
     monkeypatch.setattr(cold_engine.llm, "collective_rpc", lossy)
     with pytest.raises(IncompleteCaptureError, match="stayed incomplete"):
         cold_engine.capture([request])
+
+
+def test_prompt_logprobs_beside_a_probe(cold_engine: HookLLM) -> None:
+    """vLLM keeps such requests away from the prefix cache; a probe must not undo that."""
+    from vllm import SamplingParams
+
+    (request,) = [capture_request(cold_engine.tokenizer, QUERIES[1])]
+    prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+
+    def logprobs(outputs: Any) -> list[float]:
+        return [next(iter(p.values())).logprob for p in outputs[0].prompt_logprobs[1:]]
+
+    alone = logprobs(cold_engine.generate([prompt], params))
+    for _ in range(2):
+        probed = cold_engine.probe([prompt], [request.probe], params)
+        np.testing.assert_allclose(logprobs(probed.outputs), alone, rtol=1e-3, atol=1e-3)
+
+
+def test_a_garbled_probe_is_answered_and_its_request_served(cold_engine: HookLLM) -> None:
+    from vllm import SamplingParams
+
+    garbled = SamplingParams(max_tokens=4, temperature=0.0, extra_args={"hook_runtime": {"id": 1}})
+    plain = SamplingParams(max_tokens=4, temperature=0.0)
+    prompt = {"prompt_token_ids": [5, 6, 7, 8, 9]}
+    (with_it,) = cold_engine.llm.generate([prompt], garbled, use_tqdm=False)
+    (without,) = cold_engine.llm.generate([prompt], plain, use_tqdm=False)
+    assert with_it.outputs[0].token_ids == without.outputs[0].token_ids
+    (answer,) = cold_engine.llm.collective_rpc("hook_runtime_take", args=(["1"],))[0]
+    assert "not a probe of version 1" in answer["error"]

@@ -93,22 +93,6 @@ def test_documents_first_computed_by_an_ordinary_request(
     _check(cold_engine, reference, [first])
 
 
-def test_blocks_that_were_cached_without_a_capture_are_noticed(
-    cold_engine: HookLLM, reference: Reference
-) -> None:
-    """An ordinary request that fills the captures' own cache makes them compute again."""
-    request = _requests(cold_engine, QUERIES[3], seed=5)[0]
-    prompt = {
-        "prompt_token_ids": list(request.prompt_token_ids),
-        "cache_salt": cold_engine._salt(request.probe),
-    }
-    cold_engine.generate([prompt], _greedy(1))
-    (capture,) = _check(cold_engine, reference, [request])
-    assert capture.recomputed
-    (again,) = _check(cold_engine, reference, [request])
-    assert not again.recomputed
-
-
 def test_batch_mixed_with_generation(cold_engine: HookLLM, reference: Reference) -> None:
     alone = [cold_engine.generate([s], _greedy(24))[0].outputs[0].token_ids for s in STORIES]
     requests = _requests(cold_engine, *QUERIES[:3], NULL_QUERY)

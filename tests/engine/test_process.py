@@ -28,7 +28,7 @@ from hook_runtime import AttentionProbe, CaptureRequest, HookLLM
 async def main():
     with HookLLM({model!r}, layers=2, enforce_eager=True, max_model_len=256,
                  kv_cache_memory_bytes=1 << 27,
-                 worker_extension_cls="user_extension.Greeter") as llm:
+                 worker_extension_cls="user_extension.Fitting") as llm:
         probe = AttentionProbe(["1-0"], (6, 9), [(0, 5)])
         (capture,) = llm.capture([CaptureRequest(tuple(range(20, 30)), probe)])
         assert capture.values.shape == (1, 5) and np.isfinite(capture.values).all()
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = folder / "script.py"
     path.write_text(script, encoding="utf-8")
-    path_entries = [str(ROOT / "tests" / "engine"), *sys.path]
+    path_entries = [str(ROOT / "tests"), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in path_entries if p)}
     return subprocess.run(
         [sys.executable, str(path)],
@@ -64,17 +64,7 @@ def test_a_script_without_the_main_guard_is_told_how_to_fix_it(
 
 
 def test_a_running_event_loop_and_a_users_own_extension(smollm2_dir: Path, tmp_path: Path) -> None:
-    script = IN_A_LOOP.format(model=str(smollm2_dir), folder=str(ROOT / "tests" / "engine"))
+    script = IN_A_LOOP.format(model=str(smollm2_dir), folder=str(ROOT / "tests"))
     done = run(script, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "GREETING ['hello you from rank 0']" in done.stdout
-
-
-def test_an_extension_with_clashing_names_is_refused_by_name(
-    smollm2_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hook_runtime import HookLLM, UnsupportedVLLMError
-
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "engine"))
-    with pytest.raises(UnsupportedVLLMError, match=r"user_extension\.Clashing.*hook_runtime_take"):
-        HookLLM(str(smollm2_dir), worker_extension_cls="user_extension.Clashing")

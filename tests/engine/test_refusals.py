@@ -31,6 +31,8 @@ pytestmark = pytest.mark.engine
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
         ({"worker_extension_cls": "user_extension.Clashing"}, "both define hook_runtime_take"),
         ({"layers": 2, "load_format": "gguf"}, "load_format='gguf' cannot skip layers"),
+        ({"spec_model": "x", "spec_tokens": 2}, "spec_model cannot be combined"),
+        ({"kv_offloading_size": 1.0}, "kv_offloading_size cannot be combined"),
     ],
 )
 def test_engine_arguments(
@@ -92,6 +94,8 @@ def test_probe_arguments(engine: HookLLM) -> None:
         engine.probe(["a", "b"], [None, None], [SamplingParams()])
     with pytest.raises(ProbeError, match="one completion, not n=2"):
         engine.probe([[1, 2, 3, 4, 5]], [probe], SamplingParams(n=2))
+    with pytest.raises(ProbeError, match="token ids only, but this one has cache_salt"):
+        engine.probe([{"prompt_token_ids": [1, 2, 3, 4, 5], "cache_salt": "mine"}], [probe])
     with pytest.raises(ProbeError, match="text or token ids, not dict"):
         engine.probe([{"prompt_embeds": None}], [probe])
 

@@ -41,8 +41,10 @@ def test_rows_inside_a_windows_prefix_hit(
     requests = [_request(length, seed) for seed, length in enumerate((210, 260, 330, 210))]
     expected = reference_attention(folder, requests)
     with start_engine(folder, enforce_eager=True) as engine:
+        recomputed = []
         for _ in range(2):
-            assert_exact(engine.capture(requests), expected, requests)
-        repeated = engine.capture(requests[:1])
-        assert_exact(repeated, expected[:1], requests[:1])
-        assert repeated[0].recomputed or repeated[0].cached_tokens <= 110
+            captures = engine.capture(requests)
+            assert_exact(captures, expected, requests)
+            recomputed.append([c.recomputed for c in captures])
+        assert any(recomputed[0])  # the case this test is about did arise
+        assert all(recomputed[1])

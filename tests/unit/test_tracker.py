@@ -149,7 +149,7 @@ def test_unreadable_probes_are_rejected_and_run_as_ordinary_requests() -> None:
     assert {r.capture_id: r.reason.split()[0] for r in rejected} == {
         "c-i": "only",
         "c-s": "a",
-        "c-v": "probe",
+        "c-v": "not",
     }
 
 

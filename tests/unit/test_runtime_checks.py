@@ -1,0 +1,190 @@
+"""The runtime's checks that need no engine: script guard, early exit, layers, merging of ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
+from hook_runtime import guard
+from hook_runtime.errors import ProbeError, UnsupportedModelError, UnsupportedVLLMError
+from hook_runtime.exchange import merge_ranks
+from hook_runtime.geometry import check_exact
+from hook_runtime.options import _uncuttable, check_running
+from hook_runtime.specs import AttentionProbe, CaptureRequest, Head
+
+HEADS = (Head(3, 1), Head(0, 2))
+REQUEST = CaptureRequest(tuple(range(9)), AttentionProbe(HEADS, (6, 8), ((0, 2), (3, 5))))
+
+
+def _rank(heads: list[Head], first: float) -> dict[str, Any]:
+    values = np.arange(first, first + 4 * len(heads), dtype=np.float32)
+    return {"heads": [list(h) for h in heads], "values": values.tobytes()}
+
+
+def test_ranks_are_merged_in_the_probes_order_even_where_one_has_no_head() -> None:
+    merged = merge_ranks([_rank([Head(0, 2), Head(3, 1)], 0), _rank([], 0)], REQUEST)
+    assert merged["heads"] == HEADS
+    np.testing.assert_array_equal(merged["values"], [[4, 5, 6, 7], [0, 1, 2, 3]])
+
+
+def test_a_head_no_rank_holds_and_a_rank_without_a_result_are_incomplete() -> None:
+    assert "head 3-1" in merge_ranks([_rank([Head(0, 2)], 0)], REQUEST)["incomplete"]
+    assert "incomplete" in merge_ranks([_rank(list(HEADS), 0), {}], REQUEST)
+    assert merge_ranks([{"error": "why"}], REQUEST) == {"error": "why"}
+
+
+def test_a_rank_with_too_few_bytes_is_an_error() -> None:
+    short = {"heads": [[0, 2]], "values": b"\0" * 8}
+    with pytest.raises(ValueError, match="cannot reshape"):
+        merge_ranks([short], REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "reason"),
+    [
+        ({}, {}, None),
+        ({"load_format": "dummy"}, {}, None),
+        ({"load_format": "gguf"}, {}, "load_format='gguf'"),
+        ({"hf_overrides": lambda c: c}, {}, "is a function"),
+        ({}, {"scale_depth": 1.4}, "scale_depth"),
+    ],
+)
+def test_which_models_keep_all_layers(
+    engine: dict[str, Any], config: dict[str, Any], reason: str | None
+) -> None:
+    text = SimpleNamespace(**config)
+    found = _uncuttable(engine, text, text)
+    assert found is None if reason is None else reason in (found or "")
+
+
+def test_a_nested_text_config_keeps_all_layers() -> None:
+    assert "nests" in (_uncuttable({}, SimpleNamespace(), SimpleNamespace()) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kv_transfer_config": object()}, "KV connector"),
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"use_ubatching": True}, "micro-batching"),
+        ({"data_parallel_size": 2}, "data parallelism"),
+    ],
+)
+def test_modes_that_vllm_turned_on_by_itself(changes: dict[str, Any], named: str) -> None:
+    def config(**how: Any) -> Any:
+        parallel = SimpleNamespace(
+            use_ubatching=how.get("use_ubatching", False),
+            data_parallel_size=how.get("data_parallel_size", 1),
+        )
+        return SimpleNamespace(
+            parallel_config=parallel,
+            kv_transfer_config=how.get("kv_transfer_config"),
+            speculative_config=how.get("speculative_config"),
+        )
+
+    check_running(config())
+    with pytest.raises(UnsupportedVLLMError, match=named):
+        check_running(config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("module", "impl", "reason"),
+    [
+        ({"kv_sharing_target_layer_name": "layers.0.attn"}, {}, "reads the keys of layers.0.attn"),
+        ({"query_quant": object()}, {}, "quantised to fp8"),
+        ({"kv_cache_dtype": "fp8"}, {}, "KV cache holds fp8"),
+        ({"kv_cache_dtype": "bfloat16"}, {}, "not the model's float32"),
+        ({}, {"alibi_slopes": [1.0]}, "ALiBi"),
+        ({}, {"chunk_lookback": 1}, "within chunks"),
+        ({}, {"dual_chunk_attention_config": {}}, "dual-chunk"),
+    ],
+)
+def test_layers_that_are_refused(
+    module: dict[str, Any],
+    impl: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hook_runtime import compat
+
+    monkeypatch.setattr(compat, "is_plain_attention", lambda _: True)
+    plain = SimpleNamespace(impl=SimpleNamespace(), kv_cache_dtype="auto")
+    check_exact(0, "layers.0.attn", plain, "float32")
+    layer = SimpleNamespace(**{"impl": SimpleNamespace(**impl), "kv_cache_dtype": "auto", **module})
+    with pytest.raises(UnsupportedModelError, match=reason):
+        check_exact(0, "layers.0.attn", layer, "float32")
+
+
+def test_other_kinds_of_attention_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hook_runtime import compat
+
+    monkeypatch.setattr(compat, "is_plain_attention", lambda _: False)
+    with pytest.raises(UnsupportedModelError, match="SimpleNamespace, not a causal"):
+        check_exact(0, "a", SimpleNamespace(impl=None), "float32")
+
+
+SCRIPT = """
+import sys
+from hook_runtime import compat, guard
+compat.starts_by_spawn = lambda: True
+
+def main():
+    guard.refuse_unguarded_script()
+    print("STARTED")
+
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "starts"),
+    [
+        ("main()", False),
+        ("if len(sys.argv) > 0:\n    main()", False),
+        ("if __name__ == '__main__':\n    main()", True),
+        ("if len(sys.argv) and __name__ == '__main__':\n    main()", True),
+    ],
+)
+def test_only_unguarded_scripts_are_refused(call: str, starts: bool, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(call=call), encoding="utf-8")
+    done = _python(str(path), folder=tmp_path)
+    assert ("STARTED" in done.stdout) == starts
+    assert ("if __name__ == '__main__':" in done.stderr) != starts
+
+
+def test_a_package_run_with_m_and_a_command_need_no_guard(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    source = SCRIPT.format(call="main()")
+    (package / "__main__.py").write_text(source, encoding="utf-8")
+    assert "STARTED" in _python("-m", "package", folder=tmp_path).stdout
+    assert "STARTED" in _python("-c", source, folder=tmp_path).stdout
+
+
+def _python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    root = str(Path(guard.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PYTHONPATH": root},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "data", [None, [], {}, {"version": 0}, {"version": 1}, {"version": 1, "heads": 3}]
+)
+def test_garbled_probes_are_probe_errors(data: Any) -> None:
+    with pytest.raises(ProbeError):
+        AttentionProbe.from_json(data)
