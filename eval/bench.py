@@ -92,7 +92,7 @@ class Bench:
     def captures(self, engine: HookLLM) -> list[Row]:
         """Captured against plain prefill of the same prompts, every run from an empty cache."""
         rows = []
-        for prompts, documents, words in ((4, 8, 105), (20, 1, 150)):
+        for prompts, documents, words in ((2, 8, 105), (12, 1, 150)):
             requests = workloads.requests(engine.tokenizer, self.heads, prompts, documents, words)
             ids = [list(request.prompt_token_ids) for request in requests]
             result = self._compare(
@@ -110,7 +110,7 @@ class Bench:
         from vllm import SamplingParams
 
         prompts = [workloads.document(40, seed) for seed in range(8)]
-        params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
 
         def reset(_: int) -> None:
             plain.reset_prefix_cache()
@@ -126,7 +126,7 @@ class Bench:
 
     def early_exit(self, full: HookLLM, short: HookLLM) -> Row:
         """Time of the kept layers against all layers, over the ratio of their numbers."""
-        requests = workloads.requests(full.tokenizer, self.heads, 4, 8, 105)
+        requests = workloads.requests(full.tokenizer, self.heads, 2, 8, 105)
 
         def reset(_: int) -> None:
             full.llm.reset_prefix_cache()
@@ -231,8 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m core_rerank.eval.bench")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--heads", nargs="+", help="such as 15-7; by default the model's head set")
-    parser.add_argument("--repeats", type=int, default=9, help="of every comparison, at least 7")
+    parser.add_argument("--repeats", type=int, default=7, help="of every comparison, at least 7")
     parser.add_argument("--out", type=Path, help="by default eval/results/bench-DEVICE.json")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the engine's log")
     arguments = parser.parse_args(argv)
     if arguments.repeats < 7:
         parser.error(
@@ -240,13 +241,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     from tqdm import tqdm
 
+    from core_rerank.commands.terminal import quiet_engine
     from core_rerank.models import resolve_model
 
-    model = resolve_model(arguments.model)
-    heads = _heads(arguments.heads, model.model_id)
-    with tqdm(total=runs(arguments.repeats), desc="bench", unit="run") as bar:
-        bench = Bench(model.path_or_id, heads, arguments.repeats, bar)
-        rows = bench.run()
+    with quiet_engine(arguments.verbose):
+        model = resolve_model(arguments.model)
+        heads = _heads(arguments.heads, model.model_id)
+        with tqdm(total=runs(arguments.repeats), desc="bench", unit="run") as bar:
+            bench = Bench(model.path_or_id, heads, arguments.repeats, bar)
+            rows = bench.run()
     print_table(rows)
     about = {
         **environment(),

@@ -143,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--heads-config", type=Path, help="head set in place of the model's own")
     parser.add_argument("--batch", type=int, default=8, help="queries sent to the engine at once")
     parser.add_argument("--out", type=Path, help="write the reranked run here, in TREC's form")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the engine's log")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     return parser
 
@@ -150,7 +151,10 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; prints the outcome on stdout."""
     arguments = _parser().parse_args(argv)
-    outcome = run(arguments)
+    from core_rerank.commands.terminal import quiet_engine
+
+    with quiet_engine(arguments.verbose):
+        outcome = run(arguments)
     if arguments.json:
         print(json.dumps(asdict(outcome)))
         return 0
