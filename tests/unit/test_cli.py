@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from core_rerank import Document, RankedDocument, Ranking, Reranker
@@ -31,7 +30,7 @@ ROWS = [
 CHEAP = ["--backend", "transformers"]
 
 
-def run(*arguments: str, **extra: Any) -> Result:
+def run(*arguments: str, **extra: Any) -> Any:
     return CliRunner().invoke(app, arguments, **extra)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("torch", reason="needs torch")
 
-from hook_runtime.geometry import LayerGeometry  # noqa: E402
-from hook_runtime.shadow import LayerShadow, Segment, buckets, page_index  # noqa: E402
+import torch
+
+from hook_runtime.geometry import LayerGeometry
+from hook_runtime.shadow import LayerShadow, Segment, buckets, page_index
 
 BLOCK, BLOCKS, DIM, HEADS, KV = 8, 40, 16, 6, 3
 
