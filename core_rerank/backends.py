@@ -13,6 +13,7 @@ from typing import Any
 from hook_runtime.backend import CaptureBackend
 from hook_runtime.specs import Head, ModelInfo
 
+from .embedded import EMBEDDED_MODELS
 from .errors import MissingDependencyError
 from .models import ResolvedModel, resolve_model
 
@@ -108,8 +109,12 @@ def _load_vllm(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:
             "or pip install 'core-rerank[cpu]' for CPUs. Or use backend='transformers', which "
             "needs only torch: pip install 'core-rerank[transformers]'."
         )
+    from hook_runtime.compat import is_cpu
     from hook_runtime.engine import HookLLM
 
+    embedded = {model.model_id for model in EMBEDDED_MODELS.values()}
+    if options["name"] in embedded and is_cpu():
+        options = {"dtype": "float32", **options}  # exact, and faster than bf16 without AMX
     return HookLLM(path_or_id, **options)
 
 

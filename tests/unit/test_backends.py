@@ -130,3 +130,22 @@ def test_a_running_backend_says_what_it_runs(tiny_model: Callable[[str], Path]) 
     assert name_model("ignored", FakeBackend(None)).model_id == "test/fake"
     folder = str(tiny_model("llama"))
     assert name_model("ignored", FakeBackend(None, name=folder)).path_or_id == folder
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "given", "dtype"),
+    [(True, {}, "float32"), (False, {}, None), (True, {"dtype": "bfloat16"}, "bfloat16")],
+)
+def test_the_embedded_model_is_exact_on_a_cpu(
+    opened: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    on_cpu: bool,
+    given: dict[str, Any],
+    dtype: str | None,
+) -> None:
+    from hook_runtime import compat
+
+    monkeypatch.setattr(compat, "is_cpu", lambda: on_cpu)
+    model_id = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    open_backend("vllm", ResolvedModel("/models/s", model_id, None), HEADS, given)
+    assert opened[0][1].get("dtype") == dtype
