@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -48,7 +49,11 @@ def root(
 
 
 def main() -> None:
-    """Entry point: runs the command line and leaves quietly when a pipe is closed or Ctrl-C hit."""
+    """Entry point: runs the command line and leaves quietly when a pipe is closed or Ctrl-C hit.
+
+    A SIGTERM unwinds like an exit, so that the engine's processes are stopped too.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app()
     except BrokenPipeError:

@@ -305,3 +305,19 @@ def test_a_closed_pipe_is_left_quietly() -> None:
         ["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.stderr == ""
+
+
+def test_a_sigterm_unwinds_like_an_exit() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from core_rerank import cli\n"
+        "def app():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    finally:\n"
+        "        print('engine closed', flush=True)\n"
+        "cli.app = app\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (143, "engine closed\n")
