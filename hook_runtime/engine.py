@@ -72,6 +72,7 @@ class HookLLM:
         self._closed = False
         self._ids = itertools.count()
         self._generation = 0
+        self._leftover: list[str] = []  # captures of interrupted batches, to be dropped
         self._held: frozenset[Head] = frozenset()
         self.shadow_bytes = 0
         self.llm = compat.symbol("vllm", "LLM")(model=model, **options.engine)
@@ -273,10 +274,11 @@ class HookLLM:
         try:
             yield
         except BaseException as error:
+            # Nothing here may wait for the engine: Ctrl-C in a terminal ends its processes too.
+            self._leftover.extend(ids)
             engine = self.llm.llm_engine
             try:
                 engine.abort_request(list(engine.output_processor.request_states), internal=True)
-                self.llm.collective_rpc("hook_runtime_discard", args=(list(ids),))
             except Exception as second:
                 error.add_note(f"the engine could not be tidied up after that: {second!r}")
             raise
@@ -285,6 +287,9 @@ class HookLLM:
         """One fetch for the batch; every rank returns its own heads, merged here."""
         if not ids:
             return []
+        if self._leftover:
+            self.llm.collective_rpc("hook_runtime_discard", args=(self._leftover,))
+            self._leftover = []
         ranks = self.llm.collective_rpc("hook_runtime_take", args=(ids,))
         return [
             merge_ranks([rank[i] for rank in ranks], request) for i, request in enumerate(requests)

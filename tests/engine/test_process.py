@@ -51,6 +51,7 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=400,
         env=environment,
         cwd=folder,
+        start_new_session=True,
     )
 
 
@@ -68,3 +69,27 @@ def test_a_running_event_loop_and_a_users_own_extension(smollm2_dir: Path, tmp_p
     done = run(script, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "GREETING ['hello you from rank 0']" in done.stdout
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from hook_runtime import AttentionProbe, CaptureRequest, HookLLM
+
+if __name__ == "__main__":
+    with HookLLM({model!r}, enforce_eager=True, max_model_len=1024,
+                 kv_cache_memory_bytes=1 << 27) as llm:
+        probe = AttentionProbe(["1-0"], (900, 910), [(0, 800)])
+        requests = [CaptureRequest(tuple(range(i, i + 1000)), probe) for i in range(300)]
+        threading.Timer(5, lambda: os.killpg(0, signal.SIGINT)).start()
+        started = time.monotonic()
+        try:
+            llm.capture(requests)
+        except KeyboardInterrupt:
+            print("INTERRUPTED", time.monotonic() - started < 60, flush=True)
+"""
+
+
+def test_control_c_in_a_terminal_ends_the_process(smollm2_dir: Path, tmp_path: Path) -> None:
+    """A terminal interrupts the engine's processes as well: nothing may wait for their answer."""
+    done = run(INTERRUPTED.format(model=str(smollm2_dir)), tmp_path)
+    assert "INTERRUPTED True" in done.stdout, done.stderr[-3000:]
