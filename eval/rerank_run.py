@@ -149,12 +149,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; prints the outcome on stdout."""
+    """Entry point; prints the outcome on stdout, or one line why not and returns 2."""
     arguments = _parser().parse_args(argv)
     from core_rerank.commands.terminal import quiet_engine
+    from core_rerank.errors import CoreRerankError
 
-    with quiet_engine(arguments.verbose):
-        outcome = run(arguments)
+    try:
+        with quiet_engine(arguments.verbose):
+            outcome = run(arguments)
+    except CoreRerankError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if arguments.json:
         print(json.dumps(asdict(outcome)))
         return 0

@@ -54,3 +54,12 @@ def test_candidates_are_reranked_and_measured(tmp_path: Path) -> None:
     lines = (tmp_path / "run.trec").read_text().splitlines()
     assert lines[3] == "q2 Q0 d2 1 17 tag"
     assert len(lines) == 6
+
+
+def test_a_folder_that_is_not_there_is_one_line_not_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from core_rerank.eval.rerank_run import main
+
+    assert main(["--data", "nosuch", "--split", "test", "--backend", "transformers"]) == 2
+    assert "error: nosuch/qrels/test.tsv is missing" in capsys.readouterr().err
