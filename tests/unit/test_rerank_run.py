@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from core_rerank.eval.data import Dataset
 from core_rerank.eval.rerank_run import first_stage, measure, rerank_candidates, write_trec
 from core_rerank.types import Document, RankedDocument, Ranking
