@@ -8,6 +8,7 @@ heads can be chosen afterwards at no cost (`find_heads`).
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head
+from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
 from .errors import NotFiniteError
 from .head_scores import (
@@ -54,6 +55,9 @@ class Selection:
         calibrated: subtract the attention with the null query first.
         per_token: divide a document's attention by its length.
         max_layers: look only at the first so many layers, so that an engine may stop there.
+
+    Raises:
+        ValueError: a count below 1, or a temperature that is not a finite number above 0.
     """
 
     count: int = DEFAULT_HEADS
@@ -61,6 +65,28 @@ class Selection:
     calibrated: bool = True
     per_token: bool = False
     max_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"the number of heads must be at least 1, not {self.count!r}.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be a number above 0, not {self.temperature!r}.")
+        if self.max_layers is not None and self.max_layers < 1:
+            raise ValueError(f"max_layers must be at least 1, not {self.max_layers!r}.")
+
+    def check(self, model: ModelInfo) -> None:
+        """ValueError if ``model`` has fewer layers or heads than asked for."""
+        if self.max_layers is not None and self.max_layers > model.layers_kept:
+            raise ValueError(
+                f"cannot look at the first {self.max_layers} layers of {model.name}: "
+                f"it has {model.layers_kept}."
+            )
+        layers = self.max_layers or model.layers_kept
+        if self.count > layers * model.num_heads:
+            raise ValueError(
+                f"cannot choose {self.count} heads of {model.name}: {layers} layers of "
+                f"{model.num_heads} heads are {layers * model.num_heads}."
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,8 +213,9 @@ def find_heads(attention: HeadAttention, selection: Selection) -> Detection:
     """Choose the heads that best tell positives from hard negatives, and check the choice.
 
     Raises:
-        ValueError: there are fewer heads than asked for, or ``temperature`` is not above 0.
+        ValueError: there are fewer heads or layers than asked for.
     """
+    selection.check(attention.measurement.model)
     values = attention.values(calibrated=selection.calibrated, per_token=selection.per_token)
     queries = len(values)
     if queries < FEW_QUERIES:

@@ -101,8 +101,9 @@ class HeadAttention:
                 return cls(data["query"], null, data["tokens"], data["positive"], measurement)
         except (EOFError, KeyError, TypeError, ValueError, BadZipFile) as error:
             raise ValueError(
-                f"{path} does not hold attention saved by this release of core-rerank ({error})."
-            ) from None
+                f"{path} does not hold attention saved by this release of core-rerank: give the "
+                "file that `core-rerank detect-heads --save` wrote."
+            ) from error
 
 
 def contrastive_scores(values: np.ndarray, positive: np.ndarray, temperature: float) -> np.ndarray:

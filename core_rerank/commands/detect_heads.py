@@ -106,7 +106,14 @@ def detect_heads(
         else:
             assert data is not None
             attention = _measure(
-                data, limit, model, backend.value, window_value(window or "1"), seed, verbose
+                data,
+                limit,
+                model,
+                backend.value,
+                window_value(window or "1"),
+                seed,
+                selection,
+                verbose,
             )
             if save is not None:
                 attention.save(save)
@@ -129,6 +136,7 @@ def _measure(
     backend: str,
     window: Window,
     seed: int,
+    selection: Selection,
     verbose: bool,
 ) -> HeadAttention:
     from core_rerank.backends import name_model, open_backend
@@ -145,6 +153,7 @@ def _measure(
         with working(f"Starting {model} on {backend}"):
             opened = open_backend(backend, resolved, None, engine)
         try:
+            selection.check(opened.model)
             with counting("Reading attention, prompts") as on_progress:
                 attention = measure_attention(
                     opened.backend,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from core_rerank.commands import rerank as rerank_command
 from core_rerank.commands.checks import vllm_check
 from core_rerank.commands.demo_data import DEMO
 from core_rerank.heads import HeadSet
+from hook_runtime.specs import ModelInfo
 
 QUERY = "what causes ocean tides?"
 ROWS = [
@@ -46,6 +48,16 @@ def documents(tmp_path: Path) -> str:
     path = tmp_path / "documents.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     return str(path)
+
+
+def labelled_folder(folder: Path) -> None:
+    rows = {
+        "corpus.jsonl": [{"_id": row["_id"], "text": row["text"] * 2} for row in ROWS[:2]],
+        "queries.jsonl": [{"_id": "q", "text": QUERY}],
+        "candidates.jsonl": [{"query-id": "q", "positives": ["tides"], "negatives": ["bread"]}],
+    }
+    for name, content in rows.items():
+        (folder / name).write_text("\n".join(map(json.dumps, content)), encoding="utf-8")
 
 
 def canned(query: str, doc_ids: list[str]) -> Ranking:
@@ -119,14 +131,7 @@ def test_doctor_passes_here(smollm2_dir: Path) -> None:
 def test_detect_heads_writes_a_head_set_and_reuses_its_work(
     smollm2_dir: Path, tmp_path: Path
 ) -> None:
-    corpus = [{"_id": row["_id"], "text": row["text"] * 2} for row in ROWS[:2]]
-    rows = {
-        "corpus.jsonl": corpus,
-        "queries.jsonl": [{"_id": "q", "text": QUERY}],
-        "candidates.jsonl": [{"query-id": "q", "positives": ["tides"], "negatives": ["bread"]}],
-    }
-    for name, content in rows.items():
-        (tmp_path / name).write_text("\n".join(map(json.dumps, content)), encoding="utf-8")
+    labelled_folder(tmp_path)
     heads, again, kept = (tmp_path / name for name in ("heads.yaml", "again.yaml", "kept.npz"))
     options = ["--top", "4", "--temperature", "0.05", "--max-layers", "12"]
     result = run(
@@ -193,6 +198,8 @@ def test_models_lists_the_embedded_model_first() -> None:
         (["detect-heads"], "give either --data FOLDER or --reuse NPZ"),
         (["detect-heads", "--data", "."], "lacks corpus.jsonl"),
         (["detect-heads", "--reuse", "no.npz"], "no.npz: No such file"),
+        (["detect-heads", "--reuse", "DOCS"], "does not hold attention saved by this release"),
+        (["detect-heads", "--data", "D", "--temperature", "0"], "temperature must be a number"),
     ],
 )
 def test_mistakes_end_with_one_clear_message_and_code_2(
@@ -207,6 +214,34 @@ def test_mistakes_end_with_one_clear_message_and_code_2(
     assert message in words
     assert "Traceback" not in result.output
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--max-layers", "5"), "cannot look at the first 5 layers of some/model: it has 4."),
+        (("--top", "13"), "cannot choose 13 heads of some/model: 4 layers of 3 heads are 12."),
+        (("--top", "7", "--max-layers", "2"), "2 layers of 3 heads are 6."),
+    ],
+)
+def test_detect_heads_checks_the_models_size_before_it_measures(
+    option: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled_folder(tmp_path)
+    closed: list[bool] = []
+    info = ModelInfo("some/model", None, 4, 4, 3, 512, "float32", "cpu", "planted")
+    opened = SimpleNamespace(model=info, backend=SimpleNamespace(close=lambda: closed.append(True)))
+    monkeypatch.setattr("core_rerank.backends.open_backend", lambda *_: opened)
+    monkeypatch.setattr("core_rerank.head_detection.measure_attention", no_engine)
+    heads = tmp_path / "heads.yaml"
+    result = run(
+        "detect-heads", "--data", str(tmp_path), "--model", "some/model", *option,
+        "-o", str(heads),
+    )  # fmt: skip
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert closed == [True]
+    assert not heads.exists()
 
 
 def test_no_documents_are_no_error_and_start_no_engine(

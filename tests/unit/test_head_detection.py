@@ -165,6 +165,20 @@ def labelled(count: int) -> list[LabelledQuery]:
     return queries
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"count": 0}, "number of heads must be at least 1, not 0"),
+        ({"temperature": 0.0}, "temperature must be a number above 0, not 0.0"),
+        ({"temperature": float("nan")}, "temperature must be a number above 0, not nan"),
+        ({"max_layers": 0}, "max_layers must be at least 1, not 0"),
+    ],
+)
+def test_a_selection_is_checked_when_it_is_made(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Selection(**setting)
+
+
 @pytest.mark.parametrize("window", [1, 2, "all"])
 def test_the_planted_head_is_found_in_every_window(backend: PlantedBackend, window: Any) -> None:
     attention = measure_attention(backend, labelled(24), window=window)
@@ -237,8 +251,10 @@ def test_uncalibrated_attention_cannot_be_calibrated(
 def test_a_foreign_npz_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="does not hold attention"):
+    with pytest.raises(ValueError, match="does not hold attention") as caught:
         HeadAttention.load(path)
+    assert "pickle" not in str(caught.value)
+    assert "detect-heads --save" in str(caught.value)
     np.savez(path, other=np.zeros(2))
     with pytest.raises(ValueError, match="does not hold attention"):
         HeadAttention.load(path)
