@@ -124,6 +124,11 @@ def format_score(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}", 1) if value < 0 else f"{value:.4g}"
 
 
+def replace_surrogates(text: str) -> str:
+    """The text with U+FFFD for every lone surrogate, which JSON may hold and UTF-8 may not."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
 def strongest_tokens(item: RankedDocument) -> list[tuple[str, float]]:
     """The tokens that earned a document its score, highest first: (text, score).
 
@@ -141,12 +146,13 @@ def _card(item: RankedDocument, peak: float, low: float, high: float) -> _Card:
     pieces = _pieces(text, item.token_scores or (), peak)
     read = sum(len(piece.text) for piece in pieces)
     unread = text[read:]
+    pieces = [Piece(_clean(p.text), p.score, p.shade, p.kept) for p in pieces]
     strongest = _strongest(pieces)
     return _Card(
         item=item,
         name=_clean(document.title or (doc_id or f"Document {item.index + 1}")),
         doc_id=_clean(doc_id),
-        pieces=tuple(Piece(_clean(p.text), p.score, p.shade, p.kept) for p in pieces),
+        pieces=tuple(pieces),
         unread=_clean(unread),
         strongest=tuple(strongest[:STRONGEST_TOKENS]),
         bar_left=_percent(min(item.score, 0.0) - low, high - low),
@@ -220,4 +226,4 @@ def _percent(part: float, whole: float) -> float:
 
 def _clean(text: str) -> str:
     """Replace what an HTML file cannot hold: lone surrogates and control characters."""
-    return _CONTROLS.sub("\ufffd", _SURROGATES.sub("\ufffd", text))
+    return _CONTROLS.sub("\ufffd", replace_surrogates(text))

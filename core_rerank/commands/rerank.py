@@ -108,7 +108,9 @@ def rerank(
 
 def _print(ranking: Ranking, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(ranking.to_dict(), ensure_ascii=False))
+        from core_rerank.html import replace_surrogates
+
+        typer.echo(replace_surrogates(json.dumps(ranking.to_dict(), ensure_ascii=False)))
     elif ranking:
         from .tables import ranking_table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core_rerank.html import format_score, strongest_tokens
+from core_rerank.html import format_score, replace_surrogates, strongest_tokens
 from core_rerank.types import RankedDocument, Ranking
 
 if TYPE_CHECKING:
@@ -87,4 +87,5 @@ def _document(item: RankedDocument, *, length: int, ticked: bool) -> Text:
 
 def _one_line(text: str) -> str:
     """The text on one line, without characters that would steer the terminal."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    words = " ".join(replace_surrogates(text).split())
+    return "".join(c if c.isprintable() else " " for c in words)

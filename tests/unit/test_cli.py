@@ -21,6 +21,7 @@ from core_rerank.commands import rerank as rerank_command
 from core_rerank.commands.checks import vllm_check
 from core_rerank.commands.demo_data import DEMO
 from core_rerank.heads import HeadSet
+from core_rerank.types import TokenScore
 from hook_runtime.specs import ModelInfo
 
 QUERY = "what causes ocean tides?"
@@ -280,6 +281,28 @@ def test_text_cannot_steer_the_terminal(documents: str, monkeypatch: pytest.Monk
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "…" in text
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_lone_surrogates_are_replaced_in_everything_written(
+    options: list[str], documents: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = Document("a \ud800 b é", "i\udfff", "t\ud801", {"k": "\udc00"})
+    scores = (TokenScore("\ud801", 1, 2, 1.0),)
+    ranking = Ranking(
+        QUERY, (RankedDocument(0, odd.doc_id, 1.0, 1, odd, token_scores=scores),), "m", "core"
+    )
+    monkeypatch.setattr(rerank_command, "running", lambda *_: nullcontext())
+    monkeypatch.setattr(rerank_command, "rank", lambda *_, **__: [ranking])
+    page = tmp_path / "page.html"
+    result = run("rerank", QUERY, documents, *options, "--explain", str(page))
+    assert result.exit_code == 0, result.output
+    assert "t\ufffd" in result.stdout
+    assert "a \ufffd b é" in result.stdout
+    assert "i\ufffd" in page.read_text(encoding="utf-8")
+    if options:
+        (found,) = json.loads(result.stdout)["documents"]
+        assert found["doc_id"] == "i\ufffd"
 
 
 def test_demo_counts_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
