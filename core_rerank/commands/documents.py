@@ -78,6 +78,9 @@ def _document(line: str, where: str) -> Document:
         raise CommandError(f"{where} is not JSON: {error}.") from None
     if not isinstance(row, dict):
         raise CommandError(f"{where}: expected an object with 'text', not {line.strip():.60}")
+    if "text" not in row:
+        keys = ", ".join(map(repr, row)) or "none"
+        raise CommandError(f"{where}: the key 'text' is missing; its keys: {keys:.60}.")
     text, title, doc_id = (row.pop(key, None) for key in ("text", "title", "_id"))
     if not isinstance(text, str):
         raise CommandError(f"{where}: 'text' must be a string, not {json.dumps(text):.60}.")

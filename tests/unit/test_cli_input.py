@@ -70,7 +70,9 @@ def test_format_is_named_or_found_out(
     [
         ('{"text": "a"}\n{"text": "b"', "line 2 is not JSON"),
         ('{"text": "a"}\n\n["b"]', "line 3: expected an object with 'text'"),
-        ('{"_id": "a"}', "line 1: 'text' must be a string, not null"),
+        ('{"txt": "a"}', "line 1: the key 'text' is missing; its keys: 'txt'"),
+        ("{}", "line 1: the key 'text' is missing; its keys: none"),
+        ('{"text": null}', "line 1: 'text' must be a string, not null"),
         ('{"text": 5}', "line 1: 'text' must be a string, not 5"),
         ('{"text": "a", "title": ["x"]}', "line 1: 'title' must be a string"),
         ('{"text": "a", "_id": true}', "line 1: '_id' must be a string, not true"),
