@@ -72,7 +72,7 @@ def resolve_model(
         cache_dir: where embedded models are kept; the user's cache folder by default.
 
     Raises:
-        ModelError: no such folder, not an id, or the embedded model could not be fetched.
+        ModelError: no such folder, a file, not an id, or the embedded model could not be fetched.
     """
     if not isinstance(name_or_path, str | os.PathLike):
         raise TypeError(
@@ -87,7 +87,7 @@ def resolve_model(
     path = Path(name).expanduser()
     if name and path.is_dir():
         return _resolve_folder(path)
-    if not isinstance(name_or_path, str) or not _HUB_ID.fullmatch(name):
+    if not isinstance(name_or_path, str) or not _HUB_ID.fullmatch(name) or path.is_file():
         raise ModelError(_not_a_folder(name, path))
     close = difflib.get_close_matches(name.lower(), EMBEDDED_MODELS, n=1, cutoff=0.8)
     if "/" not in name and close:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .terminal import err, quiet_engine, say, working
+from .terminal import CommandError, err, quiet_engine, say, working
 
 if TYPE_CHECKING:
     from core_rerank.reranker import Documents, Reranker
@@ -22,11 +22,29 @@ def running(
     from core_rerank.reranker import Reranker
 
     with quiet_engine(verbose):
-        resolve_model(model)  # fetches what is missing, with a progress bar of its own
+        # Fetches what is missing, with a progress bar of its own.
+        _check_heads(resolve_model(model).model_id, options)
         with working(f"Starting {model} on {backend}"):
             reranker = Reranker(model, backend=backend, **options)
         with reranker:
             yield reranker
+
+
+def _check_heads(model_id: str, options: Mapping[str, Any]) -> None:
+    """What `Reranker` refuses, in the words of the command line."""
+    from core_rerank.heads import find_head_set
+    from core_rerank.scoring import STRATEGIES
+
+    name, config = options.get("strategy", "core"), options.get("config")
+    reads_all = STRATEGIES[name].heads == "all"
+    if reads_all and config is not None:
+        raise CommandError(f"--strategy {name} reads every head: leave out --heads-config.")
+    if not reads_all and config is None and find_head_set(model_id) is None:
+        raise CommandError(
+            f"no head set is known for {model_id}. Find its heads with `core-rerank detect-heads` "
+            "and give them to `core-rerank rerank` with --heads-config, or use its "
+            "--strategy icr, which reads every head."
+        )
 
 
 def rank(
