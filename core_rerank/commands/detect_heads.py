@@ -15,9 +15,9 @@ from .options import (
     DEFAULT_MODEL,
     Backend,
     BackendOption,
+    DetectionWindowOption,
     ModelOption,
     VerboseOption,
-    WindowOption,
     window_value,
 )
 from .terminal import (
@@ -57,7 +57,7 @@ def detect_heads(
         Path, typer.Option("--output", "-o", metavar="YAML", help="The head set to write.")
     ] = Path("heads.yaml"),
     model: ModelOption = DEFAULT_MODEL,
-    window: WindowOption = "1",
+    window: DetectionWindowOption = "1",
     top: Annotated[int, typer.Option("--top", min=1, help="How many heads.")] = DEFAULT_HEADS,
     temperature: Annotated[
         float, typer.Option("--temperature", help="Of the contrastive softmax.")
@@ -110,7 +110,7 @@ def detect_heads(
                 limit,
                 model,
                 backend.value,
-                window_value(window or "1"),
+                window_value(window),
                 seed,
                 selection,
                 verbose,

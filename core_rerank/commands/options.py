@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "Backend",
     "BackendOption",
+    "DetectionWindowOption",
     "Dtype",
     "DtypeOption",
     "HeadsOption",
@@ -79,15 +80,18 @@ ModelOption = Annotated[
 BackendOption = Annotated[
     Backend, typer.Option("--backend", help="vllm, or transformers where vLLM does not install.")
 ]
+_WINDOW_HELP = "Documents in one prompt: 1 (pointwise), N, or all."
 WindowOption = Annotated[
     str | None,
     typer.Option(
         "--window",
         metavar="N|all",
         callback=lambda value: None if value is None else parse_window(value),
-        help="Documents in one prompt: 1 (pointwise), N, or all. Default: what the model's head "
-        "set recommends.",
+        help=f"{_WINDOW_HELP} Default: what the model's head set recommends.",
     ),
+]
+DetectionWindowOption = Annotated[
+    str, typer.Option("--window", metavar="N|all", callback=parse_window, help=_WINDOW_HELP)
 ]
 HeadsOption = Annotated[
     Path | None,
