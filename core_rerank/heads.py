@@ -172,15 +172,22 @@ def find_head_set(model_id: str) -> HeadSet | None:
 @cache
 def packaged_head_sets() -> tuple[HeadSet, ...]:
     """Every head set that comes with the package, by file name."""
-    files = sorted(_config_folder().iterdir(), key=lambda file: file.name)
-    return tuple(
-        _parse(file.read_text(encoding="utf-8"), file.name)
+    return tuple(packaged_files().values())
+
+
+@cache
+def packaged_files() -> Mapping[str, HeadSet]:
+    """The packaged head sets by the names of their files in `config_folder`, in order."""
+    files = sorted(config_folder().iterdir(), key=lambda file: file.name)
+    return {
+        file.name: _parse(file.read_text(encoding="utf-8"), file.name)
         for file in files
         if file.name.endswith(".yaml")
-    )
+    }
 
 
-def _config_folder() -> Traversable:
+def config_folder() -> Traversable:
+    """Where the packaged head sets are."""
     try:
         return resources.files("core_rerank.configs") / "core_rerank"
     except ModuleNotFoundError:

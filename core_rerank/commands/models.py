@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from core_rerank.heads import HeadSet
 
+SUFFIX = ".yaml"
+
 
 def models(
     heads: Annotated[bool, typer.Option("--heads", help="List the heads and the papers.")] = False,
@@ -23,37 +26,46 @@ def models(
         from rich.table import Table
         from rich.text import Text
 
-        from core_rerank.heads import packaged_head_sets
+        from core_rerank.heads import config_folder, packaged_files
         from core_rerank.models import known_models
 
+        files = packaged_files()
         embedded = {model.model_id: model for model in known_models()}
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("Model", no_wrap=True)
-        for column in ("On disk", "Heads in layers", "Window", "Method"):
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        table.add_column("Model, head set", no_wrap=True)
+        for column in ("Disk", "Heads in layers", "Window", "Method"):
             table.add_column(column, overflow="fold")
         for model in embedded.values():
-            if all(head_set.model != model.model_id for head_set in packaged_head_sets()):
+            if all(head_set.model != model.model_id for head_set in files.values()):
                 table.add_row(_name(model.model_id, model.alias), _present(model.cached), "none")
-        by_model = sorted(packaged_head_sets(), key=lambda s: (s.model not in embedded, s.model))
-        for head_set in by_model:
+        by_model = sorted(
+            files.items(), key=lambda item: (item[1].model not in embedded, item[1].model)
+        )
+        for file, head_set in by_model:
             known = embedded.get(head_set.model)
             cached = known.cached if known else _in_hub_cache(head_set.model)
             table.add_row(
-                _name(head_set.model, known.alias if known else ""),
+                _name(head_set.model, known.alias if known else "", file),
                 _present(cached),
                 _heads(head_set, listed=heads),
                 Text(str(head_set.window)),
                 _method(head_set, cited=heads),
             )
         out().print(table)
-        if not all(head_set.default for head_set in by_model):
-            out().print("* not the default: give it with --heads-config", style="dim")
+        folder = Path(str(config_folder())).resolve()
+        out().print(
+            f"* not the default: give its file, --heads-config {folder}/HEAD-SET{SUFFIX}",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
-def _name(model_id: str, alias: str) -> Text:
+def _name(model_id: str, alias: str, file: str = "") -> Text:
     from rich.text import Text
 
-    return Text.assemble((f"{alias}\n", "bold") if alias else "", model_id)
+    head_set = (f"\n{file.removesuffix(SUFFIX)}", "dim") if file else ""
+    return Text.assemble((f"{alias}\n", "bold") if alias else "", model_id, head_set)
 
 
 def _present(cached: bool) -> Text:

@@ -180,6 +180,24 @@ def test_models_lists_the_embedded_model_first() -> None:
     assert "ibm-granite/granite-3.2-8b-instruct" in result.stdout
 
 
+def test_models_names_every_head_sets_file() -> None:
+    lines = run("models").stdout.splitlines()
+    file = lines[-1].partition("--heads-config ")[2]
+    names = {path.stem for path in Path(file).parent.glob("*.yaml")}
+    assert "llama-3.1-8b-instruct.qrhead-nq" in names
+    assert file.endswith("/HEAD-SET.yaml")
+    assert names <= {line.strip() for line in lines}
+
+
+def test_detect_heads_window_has_one_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    for command, default in (("detect-heads", "[default: 1]"), ("rerank", "Default: what the")):
+        text = run(command, "--help").stdout
+        (line,) = (line for line in text.splitlines() if "--window" in line)
+        assert line.lower().count("default: ") == 1
+        assert default in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -195,6 +213,12 @@ def test_models_lists_the_embedded_model_first() -> None:
         (["rerank", "q", "DOCS", "--model", "no/such/thing"], "neither an existing folder nor"),
         (["rerank", "q", "DOCS", "--model", "smollm2-135m-instrct"], "did you mean"),
         (["rerank", "q", "DOCS", "--model", "some/model"], "no head set is known for some/model"),
+        (["rerank", "q", "DOCS", "--model", "some/model"], "with --heads-config, or use its --str"),
+        (
+            ["rerank", "q", "DOCS", "--strategy", "icr", "--heads-config", "DOCS"],
+            "--strategy icr reads every head: leave out --heads-config.",
+        ),
+        (["rerank", "q", "DOCS", "--model", "documents.jsonl"], "'documents.jsonl' is a file"),
         (["demo", "--output", "nowhere/x.html"], "nowhere does not exist"),
         (["detect-heads"], "give either --data FOLDER or --reuse NPZ"),
         (["detect-heads", "--data", "."], "lacks corpus.jsonl"),
