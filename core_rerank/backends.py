@@ -17,7 +17,7 @@ from .embedded import EMBEDDED_MODELS
 from .errors import MissingDependencyError
 from .models import ResolvedModel, resolve_model
 
-BACKENDS = ("vllm", "transformers")
+BACKENDS = ("vllm", "vllm-async", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,10 @@ def open_backend(
     options["layers"] = wanted_layers(heads, engine)
     if resolved.revision and not Path(resolved.path_or_id).is_dir():
         options.setdefault("revision", resolved.revision)
-    make = _load_vllm if backend == "vllm" else _load_transformers
-    running = make(resolved.path_or_id, options)
+    if backend == "transformers":
+        running = _load_transformers(resolved.path_or_id, options)
+    else:
+        running = _load_vllm(resolved.path_or_id, options, shared_batches=backend == "vllm-async")
     return _opened(running, resolved, close=running.close)
 
 
@@ -102,7 +104,9 @@ def _leave_open() -> None:
     """What closes a backend that somebody else is running: nothing."""
 
 
-def _load_vllm(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:
+def _load_vllm(
+    path_or_id: str, options: Mapping[str, Any], *, shared_batches: bool
+) -> CaptureBackend:
     if find_spec("vllm") is None:
         raise MissingDependencyError(
             "vLLM is not installed. To install it: pip install 'core-rerank[gpu]' for NVIDIA GPUs, "
@@ -110,11 +114,16 @@ def _load_vllm(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:
             "needs only torch: pip install 'core-rerank[transformers]'."
         )
     from hook_runtime.compat import is_cpu
-    from hook_runtime.engine import HookLLM
 
     embedded = {model.model_id for model in EMBEDDED_MODELS.values()}
     if options["name"] in embedded and is_cpu():
         options = {"dtype": "float32", **options}  # exact, and faster than bf16 without AMX
+    if shared_batches:
+        from hook_runtime.threaded import ThreadedHookLLM
+
+        return ThreadedHookLLM(path_or_id, **options)
+    from hook_runtime.engine import HookLLM
+
     return HookLLM(path_or_id, **options)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hook_runtime.backend import CaptureBackend
+from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
 from hook_runtime.errors import IncompleteCaptureError
 from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
@@ -34,10 +35,14 @@ Documents = Iterable[str | Document]
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One prefill to read, and the key under which its attention is found."""
+    """One prefill to read, and the key under which its attention is found.
+
+    ``known`` is that attention where it is remembered, float64 [document tokens].
+    """
 
     key: bytes
     request: CaptureRequest
+    known: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,9 @@ class Reranker:
             heads: a `HeadSet`, or heads such as ``"15-7"`` or ``(15, 7)``; by default the
                 packaged head set of the model.
             config: path of a head set's YAML, instead of ``heads``.
-            backend: "vllm", "transformers", or a running `CaptureBackend`, which stays open when
-                the reranker is closed.
+            backend: "vllm"; "vllm-async", whose callers share the engine's batches (many threads,
+                or ``arerank``) and which takes ``data_parallel_size``; "transformers"; or a
+                running `CaptureBackend`, which stays open when the reranker is closed.
             window: documents per prompt: "all" (listwise) or a number, 1 being pointwise; by
                 default what the head set recommends. Each prompt is normalised by itself, so
                 windows between 1 and "all" compare documents across prompts less well.
@@ -178,6 +184,33 @@ class Reranker:
         given = check_input(query, documents, doc_ids)
         return self._rerank([given], check_top_n(top_n), explain)[0]
 
+    async def arerank(
+        self,
+        query: str,
+        documents: Documents,
+        *,
+        doc_ids: Iterable[DocId] | None = None,
+        top_n: int | None = None,
+        explain: bool = False,
+    ) -> Ranking:
+        """As ``rerank``, leaving the event loop free meanwhile.
+
+        With ``backend="vllm-async"``, calls that run at the same time share the engine's batches,
+        and cancelling one frees what it had in the engine; with other backends they take turns
+        in threads.
+        """
+        self._check_open()
+        given = [check_input(query, documents, doc_ids)]
+        top_n = check_top_n(top_n)
+        readings = await asyncio.to_thread(self._plan_all, given)
+        unread = self._unread(readings)
+        captures = await self._capture_unread(unread)
+        attention = self._attention(readings, unread, captures)
+        rankings = await asyncio.to_thread(
+            self._rank_all, given, readings, attention, top_n, explain
+        )
+        return rankings[0]
+
     def rerank_batch(
         self,
         tasks: Iterable[tuple[str, Documents]],
@@ -220,12 +253,30 @@ class Reranker:
         explain: bool,
         progress: bool = False,
     ) -> list[Ranking]:
+        readings = self._plan_all(inputs)
+        unread = self._unread(readings)
+        captures = []
+        if unread:
+            captures = self._open.backend.capture(list(unread.values()), progress=progress)
+        attention = self._attention(readings, unread, captures)
+        return self._rank_all(inputs, readings, attention, top_n, explain)
+
+    def _plan_all(self, inputs: Sequence[RerankInput]) -> list[list[_Reading]]:
         segments: dict[str, Segment] = {}
         readings = []
         for number, given in enumerate(inputs):
             with _naming_task(number, of=len(inputs)):
                 readings.append(self._plan(given, segments))
-        attention = self._read([r for plan in readings for r in plan], progress)
+        return readings
+
+    def _rank_all(
+        self,
+        inputs: Sequence[RerankInput],
+        readings: Sequence[list[_Reading]],
+        attention: dict[bytes, np.ndarray],
+        top_n: int | None,
+        explain: bool,
+    ) -> list[Ranking]:
         scored = []
         for number, (given, plan) in enumerate(zip(inputs, readings, strict=True)):
             with _naming_task(number, of=len(inputs)):
@@ -248,7 +299,7 @@ class Reranker:
             _Reading(
                 window,
                 self._pass(window.prompt),
-                self._pass(self._builder.null(window.prompt)) if self._calibrate else None,
+                self._null_pass(window.prompt) if self._calibrate else None,
             )
             for window in windows
         ]
@@ -261,30 +312,47 @@ class Reranker:
         request = CaptureRequest(prompt.token_ids, probe)
         return _Pass(pass_key(request, self.model.name), request)
 
-    def _read(self, readings: Sequence[_Reading], progress: bool) -> dict[bytes, np.ndarray]:
-        """Attention of each document token under each pass, summed over heads; one engine batch.
+    def _null_pass(self, prompt: Prompt) -> _Pass:
+        null = self._pass(self._builder.null(prompt))
+        return replace(null, known=self._null_passes.get(null.key))
 
-        Equal passes are read once, remembered null passes not at all. A query and its null pass
-        go side by side, so that the engine computes the documents before them once.
+    def _unread(self, readings: Sequence[list[_Reading]]) -> dict[bytes, CaptureRequest]:
+        """The passes to read, each once; remembered null passes need not be.
+
+        A query and its null pass go side by side, so that the engine computes the documents
+        before them once.
         """
-        attention: dict[bytes, np.ndarray] = {}
-        pending: dict[bytes, CaptureRequest] = {}
-        for reading in readings:
-            pending.setdefault(reading.query.key, reading.query.request)
-            if reading.null is not None:
-                known = self._null_passes.get(reading.null.key)
-                if known is None:
-                    pending.setdefault(reading.null.key, reading.null.request)
-                else:
-                    attention[reading.null.key] = known
-        if pending:
-            requests = list(pending.values())
-            captures = self._open.backend.capture(requests, progress=progress)
-            for key, request, capture in zip(pending, requests, captures, strict=True):
-                attention[key] = self._sum_heads(request, capture)
-        for reading in readings:
-            if reading.null is not None and reading.null.key in pending:
-                self._remember(reading.null.key, attention[reading.null.key])
+        unread: dict[bytes, CaptureRequest] = {}
+        for reading in (r for plan in readings for r in plan):
+            unread.setdefault(reading.query.key, reading.query.request)
+            if reading.null is not None and reading.null.known is None:
+                unread.setdefault(reading.null.key, reading.null.request)
+        return unread
+
+    async def _capture_unread(self, unread: dict[bytes, CaptureRequest]) -> list[Capture]:
+        backend, requests = self._open.backend, list(unread.values())
+        if not requests:
+            return []
+        if isinstance(backend, AsyncCaptureBackend):
+            return await backend.acapture(requests)
+        return await asyncio.to_thread(backend.capture, requests)
+
+    def _attention(
+        self,
+        readings: Sequence[list[_Reading]],
+        unread: dict[bytes, CaptureRequest],
+        captures: Sequence[Capture],
+    ) -> dict[bytes, np.ndarray]:
+        """Attention of each document token under each pass, summed over heads."""
+        attention = {
+            key: self._sum_heads(request, capture)
+            for (key, request), capture in zip(unread.items(), captures, strict=True)
+        }
+        for null in (r.null for plan in readings for r in plan if r.null is not None):
+            if null.known is None:
+                self._remember(null.key, attention[null.key])
+            else:
+                attention.setdefault(null.key, null.known)
         return attention
 
     def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:

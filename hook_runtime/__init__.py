@@ -6,25 +6,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backend import CaptureBackend
+    from .async_engine import AsyncHookLLM
+    from .backend import AsyncCaptureBackend, CaptureBackend
     from .engine import HookLLM, Probed
     from .errors import (
         ClosedError,
+        EngineDeadError,
         HookRuntimeError,
         IncompleteCaptureError,
         ProbeError,
+        ShadowMemoryError,
         UnsupportedModelError,
         UnsupportedVLLMError,
     )
     from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+    from .threaded import ThreadedHookLLM
     from .transformers_backend import TransformersBackend
 
 _MODULE_OF = {
+    "AsyncCaptureBackend": "backend",
+    "AsyncHookLLM": "async_engine",
     "AttentionProbe": "specs",
     "Capture": "specs",
     "CaptureBackend": "backend",
     "CaptureRequest": "specs",
     "ClosedError": "errors",
+    "EngineDeadError": "errors",
     "Head": "specs",
     "HookLLM": "engine",
     "HookRuntimeError": "errors",
@@ -32,17 +39,22 @@ _MODULE_OF = {
     "ModelInfo": "specs",
     "ProbeError": "errors",
     "Probed": "engine",
+    "ShadowMemoryError": "errors",
+    "ThreadedHookLLM": "threaded",
     "TransformersBackend": "transformers_backend",
     "UnsupportedModelError": "errors",
     "UnsupportedVLLMError": "errors",
 }
 
 __all__ = [
+    "AsyncCaptureBackend",
+    "AsyncHookLLM",
     "AttentionProbe",
     "Capture",
     "CaptureBackend",
     "CaptureRequest",
     "ClosedError",
+    "EngineDeadError",
     "Head",
     "HookLLM",
     "HookRuntimeError",
@@ -50,6 +62,8 @@ __all__ = [
     "ModelInfo",
     "ProbeError",
     "Probed",
+    "ShadowMemoryError",
+    "ThreadedHookLLM",
     "TransformersBackend",
     "UnsupportedModelError",
     "UnsupportedVLLMError",

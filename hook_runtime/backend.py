@@ -31,3 +31,12 @@ class CaptureBackend(Protocol):
     def close(self) -> None:
         """Free the model; further calls raise ClosedError. May be called twice."""
         ...
+
+
+@runtime_checkable
+class AsyncCaptureBackend(CaptureBackend, Protocol):
+    """A backend whose callers share its batches: implemented by ThreadedHookLLM."""
+
+    async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
+        """As ``capture``, from any event loop; cancelling it cancels the requests."""
+        ...

@@ -1,28 +1,27 @@
-"""The worker's capture: wraps the attention layers and the step, scores, and keeps the results."""
+"""The worker's capture: wraps the step and, while it captures, the attention layers; scores."""
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from . import compat
 from .geometry import LayerGeometry, read_geometry
-from .shadow import LayerShadow, Segment, buckets, page_index
-from .specs import Head, reduce_columns
+from .memory import free_bytes, heads_by_layer
+from .results import Results
+from .shadow import LayerShadow, Segment
+from .specs import Head
+from .torch_scorer import TorchScorer
 from .tracker import Chunk, Missing, ProbedRequest, Tracker
 from .whole import WholePrompt
 
 logger = logging.getLogger(__name__)
 
-MAX_RESULTS = 100_000
-# Elements of one layer's logits or gathered keys in one bucket, whichever are more: with their
-# copies about 100 MB on a CPU, 400 MB on a GPU, where more small kernels would cost more.
-BUCKET_BUDGET = {"cpu": 16_000_000, "cuda": 64_000_000}
+Scorer = Callable[[Sequence[Segment]], Iterator[tuple[list[Segment], torch.Tensor]]]
+REGROWN = "the heads that the shadow holds were changed meanwhile"
 
 
 class CaptureState:
@@ -36,39 +35,80 @@ class CaptureState:
         self.kv_bytes = compat.kv_bytes(model_runner)
         self.tracker = Tracker([size for _, size in groups])
         self.shadows: dict[int, LayerShadow] = {}
-        self._results: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.results = Results()
+        self._score: Scorer | None = None
         self._chunks: list[Chunk] = []
         self._whole: list[WholePrompt] = []
         self._capturing = False
         self._calls = 0
         self._step_tokens = 0
+        self._failed = False
         self._slots: dict[int, torch.Tensor] = {}
-        for layer in self.geometry.values():
-            self._wrap_layer(layer)
         self._wrap_step(model_runner)
         compat.keep_out_of_full_graphs(model_runner, lambda: self._capturing)
 
-    # ------------------------------------------------------------ installing
+    # ------------------------------------------------------------ the heads held
+
+    def room(self, heads: Sequence[Head]) -> tuple[int, int]:
+        """Bytes that a shadow of these heads takes here; bytes free for it, the old one's too."""
+        needed = sum(
+            LayerShadow.size(self.geometry[layer], chosen, self.num_blocks, self.dtype)
+            for layer, chosen in self._heads_here(heads).items()
+        )
+        held = sum(s.nbytes for s in self.shadows.values())
+        return needed, free_bytes(self.device) + held
 
     def shadow_heads(self, heads: Sequence[Head]) -> int:
         """Hold these heads (those of them that live here) from now on; bytes the shadow takes."""
-        by_layer: dict[int, list[int]] = {}
-        for layer, head in heads:
-            g = self.geometry.get(layer)
-            if g is not None and g.first_head <= head < g.first_head + g.num_heads:
-                by_layer.setdefault(layer, []).append(head)
+        self._score = None
         self.shadows.clear()
-        self.tracker.forget_recorded()
+        self.tracker.forget_recorded(REGROWN)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the new shadow's sizes differ from the old one's
         self.shadows = {
             layer: LayerShadow(
                 self.geometry[layer], chosen, self.num_blocks, self.dtype, self.device
             )
-            for layer, chosen in sorted(by_layer.items())
+            for layer, chosen in self._heads_here(heads).items()
         }
+        if self.shadows:
+            self._score = make_scorer(list(self.shadows.values()), self.device)
         return sum(s.nbytes for s in self.shadows.values())
 
-    def _wrap_layer(self, geometry: LayerGeometry) -> None:
-        original = geometry.impl.forward
+    def _heads_here(self, heads: Sequence[Head]) -> dict[int, list[int]]:
+        here = [h for h in heads if h.layer in self.geometry and self.geometry[h.layer].has(h.head)]
+        return heads_by_layer(here)
+
+    # ------------------------------------------------------------ wrapping
+
+    def _wrap_step(self, model_runner: Any) -> None:
+        original = model_runner.execute_model
+
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dummy_run"):
+                return original(scheduler_output, *args, **kwargs)
+            self._begin(scheduler_output)
+            if not self._capturing:
+                return original(scheduler_output, *args, **kwargs)
+            unwrap = [self._wrap_layer(g) for g in self.geometry.values()]
+            try:
+                result = original(scheduler_output, *args, **kwargs)
+            finally:
+                self._capturing = False
+                for undo in unwrap:
+                    undo()
+            self._end()
+            return result
+
+        model_runner.execute_model = execute_model
+
+    def _wrap_layer(self, geometry: LayerGeometry) -> Callable[[], None]:
+        """See one layer's q and k until the returned function is called.
+
+        Layers are wrapped for the steps that capture only, so other steps pay nothing.
+        """
+        impl = geometry.impl
+        original, own = impl.forward, "forward" in vars(impl)
 
         def forward(
             layer: Any,
@@ -80,31 +120,23 @@ class CaptureState:
             *a: Any,
             **k: Any,
         ) -> Any:
-            if self._capturing and metadata is not None:
+            if metadata is not None:
                 try:
                     self._see(geometry, query, key)
                 except Exception as error:
                     self._fail_step(error)
+            if geometry.unread and "output" in k:
+                return k["output"].zero_()
             return original(layer, query, key, value, kv_cache, metadata, *a, **k)
 
-        geometry.impl.forward = forward
+        def undo() -> None:
+            if own:
+                impl.forward = original
+            else:
+                del impl.forward
 
-    def _wrap_step(self, model_runner: Any) -> None:
-        original = model_runner.execute_model
-
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dummy_run"):
-                return original(scheduler_output, *args, **kwargs)
-            self._begin(scheduler_output)
-            try:
-                result = original(scheduler_output, *args, **kwargs)
-            finally:
-                captured, self._capturing = self._capturing, False
-            if captured:
-                self._end()
-            return result
-
-        model_runner.execute_model = execute_model
+        impl.forward = forward
+        return undo
 
     # ------------------------------------------------------------ one step
 
@@ -114,14 +146,15 @@ class CaptureState:
         except Exception as error:  # ordinary requests go on; every running capture is told
             logger.exception("the scheduler's output could not be followed")
             for request in self.tracker.abandon():
-                self._store(request.capture_id, {"incomplete": f"{type(error).__name__}: {error}"})
+                self.results.fail(request.capture_id, f"{type(error).__name__}: {error}")
             self._chunks, rejected = [], []
         for capture_id, reason in rejected:
-            self._store(capture_id, {"error": reason})
+            self.results.reject(capture_id, reason)
         self._capturing = bool(self._chunks)
         if not self._capturing:
             return
         self._calls = 0
+        self._failed = False
         self._slots.clear()
         self._step_tokens = output.total_num_scheduled_tokens
         self._whole = [WholePrompt(c) for c in self._chunks if c.request.probe.heads == "all"]
@@ -133,8 +166,7 @@ class CaptureState:
             return
         for layer, head in request.probe.heads:
             g, shadow = self.geometry.get(layer), self.shadows.get(layer)
-            here = g is not None and g.first_head <= head < g.first_head + g.num_heads
-            if here and (shadow is None or head not in shadow.heads):
+            if g is not None and g.has(head) and (shadow is None or head not in shadow.heads):
                 request.fail(f"head {layer}-{head} is not held by the shadow")
 
     def _see(self, geometry: LayerGeometry, query: torch.Tensor, key: torch.Tensor) -> None:
@@ -143,13 +175,14 @@ class CaptureState:
         if shadow is None and not self._whole:
             return
         mapping = compat.slot_mapping(geometry.name)[: self._step_tokens]
-        slots = self._slots.get(mapping.data_ptr())
-        if slots is None:
-            slots = self._slots[mapping.data_ptr()] = mapping.to(torch.int64)
         if shadow is not None:
-            shadow.write(torch.where(slots < 0, shadow.trash, slots), query, key)
+            slots = self._slots.get(mapping.data_ptr())
+            if slots is None:
+                slots = torch.where(mapping < 0, shadow.trash, mapping.to(torch.int64))
+                self._slots[mapping.data_ptr()] = slots
+            shadow.write(slots, query, key)
         for whole in self._whole:
-            whole.see(geometry, slots, query, key)
+            whole.see(geometry, mapping, query, key)
 
     @torch.inference_mode()
     def _end(self) -> None:
@@ -164,7 +197,9 @@ class CaptureState:
         self._chunks, self._whole = [], []
 
     def _fail_step(self, error: Exception) -> None:
-        logger.exception("the captures of this step failed")
+        if not self._failed:  # the layers of a step fail for one reason
+            logger.exception("the captures of this step failed")
+        self._failed = True
         for chunk in self._chunks:
             chunk.request.fail(f"{type(error).__name__}: {error}")
 
@@ -185,8 +220,13 @@ class CaptureState:
         for chunk in self._chunks:
             if chunk.request.failure is None and chunk.request.probe.heads != "all":
                 segments.extend(self._segments(chunk, first[id(chunk.request)]))
-        if segments and self.shadows:
-            self._score(segments)
+        if segments and self._score is not None:
+            for bucket, sums in self._score(segments):
+                part = self.results.fetch(sums)
+                for i, segment in enumerate(bucket):
+                    owner = segment.owner
+                    assert isinstance(owner, ProbedRequest)
+                    owner.parts.append((part, i))
 
     def _segments(self, chunk: Chunk, first: bool) -> list[Segment]:
         """The query rows this step can score: its own, and at first those of a cached prefix."""
@@ -208,7 +248,7 @@ class CaptureState:
                 )
                 return []
             request.rows_done += stop - start
-            found.append(Segment(start, stop, request.blocks, request.columns, request))
+            found.append(Segment(start, stop, request.blocks, request))
         return found
 
     def _missing(self, request: ProbedRequest, row: int) -> Missing:
@@ -222,89 +262,33 @@ class CaptureState:
         ]
         return Missing(sum(m.stale for m in found), sum(m.dropped for m in found))
 
-    def _score(self, segments: list[Segment]) -> None:
-        widest = max(len(s.heads) for s in self.shadows.values())
-        head_dim = max(s.geometry.head_dim for s in self.shadows.values())
-        budget = BUCKET_BUDGET.get(self.device.type, BUCKET_BUDGET["cpu"])
-        for bucket in buckets(segments, widest, head_dim, budget):
-            indices: dict[tuple[int, int | None], Any] = {}
-            parts = []
-            for shadow in self.shadows.values():
-                g = shadow.geometry
-                kind = (g.group, g.window)
-                if kind not in indices:
-                    indices[kind] = page_index(
-                        bucket, g.group, g.block_size, g.window, shadow.trash, self.device
-                    )
-                parts.append(shadow.row_sums(indices[kind]))
-            sums = torch.cat(parts, dim=1)
-            host = _to_host(sums)
-            for i, segment in enumerate(bucket):
-                owner = segment.owner
-                assert isinstance(owner, ProbedRequest)
-                owner.parts.append((host, i))
-
-    # ------------------------------------------------------------ results
-
     def _finish(self, request: ProbedRequest) -> None:
         self.tracker.finish(request)
         q0, q1 = request.probe.query_span
         if request.failure is None and request.rows_done != q1 - q0:
             request.fail(f"{request.rows_done} of {q1 - q0} query rows were scored")
-        if request.failure is not None:
-            self._store(request.capture_id, {"incomplete": request.failure, "stale": request.stale})
-            return
-        self._store(
-            request.capture_id,
-            {
-                "probe": request.probe,
-                "rows": request.rows_done,
-                "columns": len(request.columns),
-                "parts": request.parts,
-                "held": [Head(n, h) for n, s in self.shadows.items() for h in s.heads],
-            },
-        )
+        held = [Head(n, h) for n, s in self.shadows.items() for h in s.heads]
+        self.results.finish(request, held)
 
-    def _store(self, capture_id: str, result: dict[str, Any]) -> None:
-        self._results[capture_id] = result
-        while len(self._results) > MAX_RESULTS:
-            self._results.popitem(last=False)
+    # ------------------------------------------------------------ looking in
 
-    def take(self, capture_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """Results in the order asked for, as plain values; each is handed out once.
-
-        ``{"heads": [[layer, head], ...], "values": float32 bytes [heads, columns]}``; or
-        ``{"incomplete": reason, "stale": bool}``, worth another try; or ``{"error": reason}``,
-        not worth one; or ``{}`` for an unknown id.
-        """
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return [self._plain(self._results.pop(i, None)) for i in capture_ids]
-
-    def _plain(self, result: dict[str, Any] | None) -> dict[str, Any]:
-        if result is None or "probe" not in result:
-            return result or {}
-        probe = result["probe"]
-        if probe.heads == "all":
-            heads, sums = WholePrompt.merge(result["parts"])
-        else:
-            wanted = set(probe.heads)
-            rows = [i for i, head in enumerate(result["held"]) if head in wanted]
-            heads = [result["held"][i] for i in rows]
-            sums = np.zeros((len(rows), result["columns"]), np.float32)
-            for host, i in result["parts"]:
-                sums += host[i].numpy()[rows, : result["columns"]]
-        values = reduce_columns(sums / result["rows"], probe)
-        return {"heads": [list(h) for h in heads], "values": values.tobytes()}
-
-    def discard(self, capture_ids: Sequence[str]) -> None:
-        """Drop results nobody will take."""
-        for capture_id in capture_ids:
-            self._results.pop(capture_id, None)
+    def stats(self) -> dict[str, int]:
+        """Requests followed, results kept, blocks recorded, layers wrapped, bytes of the shadow."""
+        wrapped = sum("forward" in vars(g.impl) for g in self.geometry.values())
+        return {
+            "requests": len(self.tracker),
+            "results": len(self.results),
+            "recorded_blocks": self.tracker.recorded,
+            "wrapped_layers": wrapped,
+            "shadow_bytes": sum(s.nbytes for s in self.shadows.values()),
+        }
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "cpu":
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+def make_scorer(shadows: Sequence[LayerShadow], device: torch.device) -> Scorer:
+    """The fastest scorer that the device and the shadows allow."""
+    if device.type == "cuda":
+        from .triton_scorer import TritonScorer
+
+        if TritonScorer.suits(shadows, device):
+            return TritonScorer(shadows, device)
+    return TorchScorer(shadows, device)

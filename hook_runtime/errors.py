@@ -5,6 +5,8 @@ HookRuntimeError
 ├── UnsupportedVLLMError      a vLLM symbol the runtime needs is gone, or a setting rules it out
 ├── ProbeError (ValueError)   a malformed probe or one that does not fit its prompt or model
 ├── IncompleteCaptureError    rows were missing even after the request was computed again
+├── ShadowMemoryError         the heads asked for do not fit the memory that is left
+├── EngineDeadError           vLLM's engine process is gone
 └── ClosedError               used after close()
 """
 
@@ -29,6 +31,14 @@ class ProbeError(HookRuntimeError, ValueError):
 
 class IncompleteCaptureError(HookRuntimeError):
     """A capture missed rows even after it was computed again from scratch."""
+
+
+class ShadowMemoryError(HookRuntimeError):
+    """The heads asked for do not fit the memory that is left; what was held stays held."""
+
+
+class EngineDeadError(HookRuntimeError):
+    """vLLM's engine process is gone: every request in it is lost, and no more will be taken."""
 
 
 class ClosedError(HookRuntimeError):

@@ -42,18 +42,23 @@ def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
 
 
 def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[str, Any]:
-    """One request's results from every worker: heads in the probe's order, or what went wrong."""
-    for rank in ranks:
+    """One request's results from every worker: heads in the probe's order, or what went wrong.
+
+    A worker of another data-parallel engine knows nothing of the request and answers ``{}``.
+    """
+    known = [rank for rank in ranks if rank]
+    for rank in known:
         if "values" not in rank:
-            return rank or {"incomplete": "a worker holds no result for the request"}
+            return rank
     rows: dict[Head, np.ndarray] = {}
-    for rank in ranks:
+    for rank in known:
         heads = [Head(*h) for h in rank["heads"]]
         shape = (len(heads), request.probe.num_columns)
         values = np.frombuffer(rank["values"], np.float32).reshape(shape)
         rows.update(zip(heads, values, strict=True))
     wanted = sorted(rows) if request.probe.heads == "all" else request.probe.heads
     missing = [str(h) for h in wanted if h not in rows]
-    if missing:
-        return {"incomplete": f"no worker holds head {' '.join(missing)}"}
+    if missing or not wanted:
+        what = f"head {' '.join(missing)}" if missing else "a result for the request"
+        return {"incomplete": f"no worker holds {what}"}
     return {"heads": tuple(wanted), "values": np.stack([rows[h] for h in wanted])}

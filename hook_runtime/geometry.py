@@ -27,6 +27,7 @@ class LayerGeometry:
         window: a row at position i sees keys i-window+1..i; None sees all.
         softcap: logits become softcap * tanh(logits / softcap); None leaves them.
         sinks: float tensor [num_heads], an extra logit per head in the softmax; or None.
+        unread: nothing reads what the layer's attention gives, so it need not run.
     """
 
     layer: int
@@ -42,10 +43,15 @@ class LayerGeometry:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
+    unread: bool = False
 
     @property
     def heads_per_kv(self) -> int:
         return self.num_heads // self.num_kv_heads
+
+    def has(self, head: int) -> bool:
+        """Whether the head with this global number lives on this worker."""
+        return self.first_head <= head < self.first_head + self.num_heads
 
 
 def _refuse(layer: int, name: str, reason: str) -> UnsupportedModelError:
@@ -108,6 +114,7 @@ def read_geometry(vllm_config: Any, model_runner: Any) -> dict[int, LayerGeometr
             window=getattr(module, "sliding_window", None) or None,
             softcap=float(softcap) if softcap else None,
             sinks=getattr(impl, "sinks", None),
+            unread=getattr(module, "hook_runtime_unread", False),
         )
     if not found:
         kinds = sorted({type(m).__name__ for m in _attention_like(vllm_config).values()})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import compat
-from .errors import ProbeError, UnsupportedVLLMError
+from .errors import ProbeError, UnsupportedModelError, UnsupportedVLLMError
 from .specs import Head, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -26,12 +26,26 @@ class EngineOptions:
 
 
 def engine_options(
-    model: str, heads: Sequence[Head], layers: int | Literal["auto"] | None, given: dict[str, Any]
+    model: str,
+    heads: Sequence[Head],
+    layers: int | Literal["auto"] | None,
+    given: dict[str, Any],
+    *,
+    data_parallel: bool = False,
 ) -> EngineOptions:
-    """Check and complete the engine arguments; see `HookLLM` for what they mean."""
+    """Check and complete the engine arguments; see `HookLLM` for what they mean.
+
+    ``data_parallel`` says that the caller can fetch from several engines.
+    """
     engine = dict(given)
     _refuse_modes(engine)
-    engine["worker_extension_cls"] = _extension(engine.get("worker_extension_cls"))
+    if not data_parallel and (engine.get("data_parallel_size") or 1) > 1:
+        raise UnsupportedVLLMError(
+            f"data_parallel_size={engine['data_parallel_size']}: vLLM's LLM runs one engine only. "
+            "Use AsyncHookLLM or ThreadedHookLLM (backend='vllm-async' of a Reranker)."
+        )
+    _check_extension(engine.get("worker_extension_cls"))
+    engine["worker_cls"] = _worker(engine.get("worker_cls"), heads)
     if compat.is_cpu():
         _cpu_defaults(engine)
     outer = _hf_config(model, engine)
@@ -48,14 +62,14 @@ def engine_options(
     return EngineOptions(engine, config.num_hidden_layers)
 
 
-def check_running(vllm_config: Any) -> None:
+def check_running(vllm_config: Any, *, data_parallel: bool = False) -> None:
     """Refuse what vLLM made of the arguments, should it be one of the modes ruled out."""
     parallel = vllm_config.parallel_config
     modes = {
         "a KV connector": getattr(vllm_config, "kv_transfer_config", None) is not None,
         "speculative decoding": getattr(vllm_config, "speculative_config", None) is not None,
         "micro-batching (ubatch_size, enable_dbo)": getattr(parallel, "use_ubatching", False),
-        "data parallelism": parallel.data_parallel_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1 and not data_parallel,
     }
     running = [name for name, on in modes.items() if on]
     if running:
@@ -83,27 +97,27 @@ def _refuse_modes(engine: dict[str, Any]) -> None:
                 f"{option}={engine[option]} spreads one request's keys over workers, "
                 "which a capture does not follow; use tensor_parallel_size."
             )
-    if (engine.get("data_parallel_size") or 1) > 1:
-        raise UnsupportedVLLMError(
-            f"data_parallel_size={engine['data_parallel_size']}: only the first engine's captures "
-            "can be fetched; start one HookLLM per GPU instead."
-        )
 
 
-def _extension(user: str | None) -> str:
-    from . import worker
+def _worker(user: str | None, heads: Sequence[Head]) -> str:
+    from .worker import worker_name
+
+    return worker_name(None if user in (None, "auto") else user, heads)
+
+
+def _check_extension(user: str | None) -> None:
+    from .worker import HookMixin
 
     if not user:
-        return worker.EXTENSION
+        return
     resolve = compat.symbol("vllm.utils.import_utils", "resolve_obj_by_qualname")
-    own = {n for n in dir(worker.WorkerExtension) if not n.startswith("__")}
+    own = {n for n in dir(HookMixin) if not n.startswith("__")}
     clash = sorted(own & set(dir(resolve(user))))
     if clash:
         raise UnsupportedVLLMError(
-            f"worker_extension_cls={user!r} cannot be combined with {worker.EXTENSION}: both "
+            f"worker_extension_cls={user!r} cannot be combined with the runtime's worker: both "
             f"define {', '.join(clash)}. Rename them in {user}."
         )
-    return worker.composed_name(user)
 
 
 def _cpu_defaults(engine: dict[str, Any]) -> None:
@@ -153,18 +167,30 @@ def _uncuttable(engine: dict[str, Any], outer: Any, config: Any) -> str | None:
 
 
 def _cut_layers(engine: dict[str, Any], config: Any, kept: int) -> None:
-    from .loader import LOAD_FORMAT, first_layers
+    from .loader import FIRST_LAYERS, FIRST_LAYERS_DUMMY, first_layers
 
-    if str(engine.get("load_format") or "auto") != "dummy":
-        engine["load_format"] = LOAD_FORMAT
+    dummy = str(engine.get("load_format") or "auto") == "dummy"
+    engine["load_format"] = FIRST_LAYERS_DUMMY if dummy else FIRST_LAYERS
     engine["hf_overrides"] = {**(engine.get("hf_overrides") or {}), **first_layers(config, kept)}
+    # The last layer is not compiled whole: vLLM's compile cache must tell this engine from
+    # one of as many full layers, and this is the one setting that reaches its key.
+    extra = dict(engine.get("additional_config") or {})
+    engine["additional_config"] = {**extra, "hook_runtime": "reads only"}
+
+
+def raise_refusal(installed: list[dict[str, Any]]) -> None:
+    """Raise what a worker answered to the installation, should it have refused."""
+    kinds = {e.__name__: e for e in (UnsupportedModelError, UnsupportedVLLMError)}
+    for rank in installed:
+        if "error" in rank:
+            raise kinds.get(rank["kind"], UnsupportedModelError)(rank["error"])
 
 
 def model_info(
-    llm: Any, name: str, options: EngineOptions, installed: list[dict[str, Any]]
+    vllm_config: Any, name: str, options: EngineOptions, installed: list[dict[str, Any]]
 ) -> ModelInfo:
     """Describe the running model; ``installed`` is every worker's answer to the installation."""
-    config = llm.llm_engine.vllm_config.model_config
+    config = vllm_config.model_config
     text = compat.attribute(config, "hf_text_config")
     return ModelInfo(
         name=name,

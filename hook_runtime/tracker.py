@@ -151,9 +151,16 @@ class Tracker:
         self._recorded.clear()
         return followed
 
-    def forget_recorded(self) -> None:
-        """The shadow was emptied: no block is recorded any more."""
+    def forget_recorded(self, reason: str) -> None:
+        """The shadow was emptied: no block is recorded any more; what runs has lost its keys."""
         self._recorded.clear()
+        for request in self._requests.values():
+            request.fail(reason)
+
+    @property
+    def recorded(self) -> int:
+        """Blocks whose content the shadow holds."""
+        return len(self._recorded)
 
     def step(self, output: Any) -> tuple[list[Chunk], list[Rejected]]:
         """Take in one ``SchedulerOutput``; the prompt chunks of probed requests in this step."""

@@ -1,30 +1,49 @@
-"""The class vLLM mixes into its workers: the remote procedures of the runtime.
+"""The worker the runtime gives vLLM: the platform's own, with remote procedures and memory set
+aside for the shadow.
 
 Arguments and results are plain lists, dicts, strings and bytes, so vLLM's default serialisation
-carries them. ``Composed_<hex>`` names resolve to this extension combined with a user's own.
+carries them. ``Worker_<hex>`` names resolve to such a class; the hex says what it is made of, since
+a class name is all that vLLM takes.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Iterable
 from typing import Any
 
-from . import loader  # noqa: F401  registers the truncating loader in the worker's process
+from . import compat, loader  # loader registers the truncating loaders in the worker's process
 from .capture import CaptureState
 from .errors import HookRuntimeError
+from .memory import shadow_share
 from .specs import Head
 
-EXTENSION = f"{__name__}.WorkerExtension"
-_COMPOSED = "Composed_"
+_PREFIX = "Worker_"
+_ = loader
 
 
-class WorkerExtension:
-    """Methods added to every vLLM worker; all names start with ``hook_runtime_``."""
+class HookMixin:
+    """Goes before a vLLM worker class; all its own names start with ``hook_runtime_``."""
 
+    hook_runtime_heads: tuple[Head, ...] = ()
     hook_runtime_state: CaptureState | None = None
 
+    def determine_available_memory(self) -> int:
+        """vLLM's figure for the KV cache, less what the shadow of the first heads takes beside it.
+
+        Each byte of the cache comes with ``share`` bytes of shadow, so both fit together.
+        """
+        worker: Any = self
+        available = super().determine_available_memory()  # type: ignore[misc]
+        if not self.hook_runtime_heads or not available:
+            return available
+        specs = worker.get_kv_cache_spec()
+        share = shadow_share(worker.vllm_config, specs, self.hook_runtime_heads)
+        return int(available / (1 + share))
+
     def hook_runtime_install(self) -> dict[str, Any]:
-        """Wrap the model once; ``{"error": reason, "kind": class}`` where that is refused."""
+        """Follow the model from now on; ``{"error": reason, "kind": class}`` where refused."""
         worker: Any = self
         runner = worker.model_runner
         if self.hook_runtime_state is None:
@@ -42,36 +61,44 @@ class WorkerExtension:
             "dtype": str(state.dtype).removeprefix("torch."),
         }
 
+    def _hook_runtime(self) -> CaptureState:
+        assert self.hook_runtime_state is not None, "hook_runtime_install comes first"
+        return self.hook_runtime_state
+
+    def hook_runtime_room(self, heads: list[list[int]]) -> list[int]:
+        """Bytes that holding these heads takes here, and bytes there are for it."""
+        return list(self._hook_runtime().room([Head(*h) for h in heads]))
+
     def hook_runtime_shadow(self, heads: list[list[int]]) -> int:
         """Hold these heads from now on; bytes of the shadow on this worker."""
-        assert self.hook_runtime_state is not None
-        return self.hook_runtime_state.shadow_heads([Head(*h) for h in heads])
+        return self._hook_runtime().shadow_heads([Head(*h) for h in heads])
 
-    def hook_runtime_take(self, capture_ids: list[str]) -> list[dict[str, Any]]:
-        """Finished captures in the order asked for."""
-        assert self.hook_runtime_state is not None
-        return self.hook_runtime_state.take(capture_ids)
+    def hook_runtime_take(self, capture_ids: list[str], unwanted: list[str]) -> list[Any]:
+        """Finished captures in the order asked for; what is unwanted is dropped."""
+        results = self._hook_runtime().results
+        results.discard(unwanted)
+        return results.take(capture_ids)
 
-    def hook_runtime_discard(self, capture_ids: list[str]) -> None:
-        """Drop captures nobody will take."""
-        assert self.hook_runtime_state is not None
-        self.hook_runtime_state.discard(capture_ids)
+    def hook_runtime_stats(self) -> dict[str, int]:
+        """Sizes of everything the runtime keeps here; see ``CaptureState.stats``."""
+        return self._hook_runtime().stats()
 
 
-def composed_name(user_extension: str) -> str:
-    """Qualified name of this extension combined with the user's, for ``worker_extension_cls``."""
-    return f"{__name__}.{_COMPOSED}{user_extension.encode().hex()}"
+def worker_name(user_worker: str | None, heads: Iterable[Head]) -> str:
+    """Qualified name of a worker that starts with room for ``heads``, for ``worker_cls``."""
+    made_of = {"worker": user_worker, "heads": [list(h) for h in heads]}
+    return f"{__name__}.{_PREFIX}{json.dumps(made_of).encode().hex()}"
 
 
 @functools.cache
-def _composed(name: str) -> type:
-    from vllm.utils.import_utils import resolve_obj_by_qualname
-
-    user = resolve_obj_by_qualname(bytes.fromhex(name.removeprefix(_COMPOSED)).decode())
-    return type(name, (WorkerExtension, user), {})
+def _worker_class(name: str) -> type:
+    made_of = json.loads(bytes.fromhex(name.removeprefix(_PREFIX)))
+    base = compat.worker_class(made_of["worker"])
+    heads = tuple(Head(*h) for h in made_of["heads"])
+    return type(name, (HookMixin, base), {"hook_runtime_heads": heads})
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith(_COMPOSED):
-        return _composed(name)
+    if name.startswith(_PREFIX):
+        return _worker_class(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -75,9 +75,9 @@ def test_matches_transformers(tiny: tuple[Path, HookLLM]) -> None:
     assert again[1].heads == every
 
 
-@pytest.mark.parametrize("arch", ["gemma2", "phi3"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_early_exit_gives_the_same_numbers(arch: str, tiny_model: Callable[[str], Path]) -> None:
-    """gemma2 names its layers' kinds in a list, which has to be cut as well."""
+    """Some name their layers' kinds in a list, which has to be cut as well."""
     folder = tiny_model(arch)
     heads = (Head(1, 2), Head(2, 3))
     prompt = _prompt(1, 160)

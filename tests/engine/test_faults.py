@@ -12,6 +12,7 @@ from prompts import QUERIES, capture_request
 
 from hook_runtime import IncompleteCaptureError
 from hook_runtime.engine import HookLLM
+from hook_runtime.exchange import one_token
 
 pytestmark = pytest.mark.engine
 
@@ -44,7 +45,7 @@ def test_a_prefix_nobody_captured_is_computed_again(
     (request,) = [capture_request(cold_engine.tokenizer, QUERIES[0])]
     prompt = {
         "prompt_token_ids": list(request.prompt_token_ids),
-        "cache_salt": cold_engine._salt(request.probe),
+        "cache_salt": cold_engine._session.submission(request, one_token()).prompt["cache_salt"],
     }
     cold_engine.llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
     (capture,) = cold_engine.capture([request])
@@ -99,5 +100,5 @@ def test_a_garbled_probe_is_answered_and_its_request_served(cold_engine: HookLLM
     (with_it,) = cold_engine.llm.generate([prompt], garbled, use_tqdm=False)
     (without,) = cold_engine.llm.generate([prompt], plain, use_tqdm=False)
     assert with_it.outputs[0].token_ids == without.outputs[0].token_ids
-    (answer,) = cold_engine.llm.collective_rpc("hook_runtime_take", args=(["1"],))[0]
+    (answer,) = cold_engine.llm.collective_rpc("hook_runtime_take", args=(["1"], []))[0]
     assert "not a probe of version 1" in answer["error"]

@@ -35,9 +35,10 @@ def test_ranks_are_merged_in_the_probes_order_even_where_one_has_no_head() -> No
     np.testing.assert_array_equal(merged["values"], [[4, 5, 6, 7], [0, 1, 2, 3]])
 
 
-def test_a_head_no_rank_holds_and_a_rank_without_a_result_are_incomplete() -> None:
-    assert "head 3-1" in merge_ranks([_rank([Head(0, 2)], 0)], REQUEST)["incomplete"]
-    assert "incomplete" in merge_ranks([_rank(list(HEADS), 0), {}], REQUEST)
+def test_a_head_no_rank_holds_and_ranks_without_a_result_are_incomplete() -> None:
+    assert "head 3-1" in merge_ranks([_rank([Head(0, 2)], 0), {}], REQUEST)["incomplete"]
+    assert "incomplete" in merge_ranks([{}, {}], REQUEST)
+    assert "values" in merge_ranks([{}, _rank(list(HEADS), 0)], REQUEST)  # another engine's rank
     assert merge_ranks([{"error": "why"}], REQUEST) == {"error": "why"}
 
 

@@ -1,0 +1,104 @@
+"""Finished captures in the worker, until the engine's side takes them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .specs import Head, reduce_columns
+from .tracker import ProbedRequest
+from .whole import WholePrompt
+
+MAX_RESULTS = 100_000
+
+
+class Part(NamedTuple):
+    """Sums of one bucket on their way to the host; ``arrived`` is None where they are there."""
+
+    values: torch.Tensor
+    arrived: torch.cuda.Event | None
+
+
+class Results:
+    """What was captured or went wrong, by capture id; the oldest go when nobody takes them."""
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def reject(self, capture_id: str, reason: str) -> None:
+        """The request's probe could not be read: trying again is no use."""
+        self._store(capture_id, {"error": reason})
+
+    def fail(self, capture_id: str, reason: str, stale: bool = False) -> None:
+        """The capture is incomplete: worth another try."""
+        self._store(capture_id, {"incomplete": reason, "stale": stale})
+
+    def finish(self, request: ProbedRequest, held: Sequence[Head]) -> None:
+        """The request's prompt is computed. ``held`` are the heads along the sums' second axis."""
+        if request.failure is not None:
+            self.fail(request.capture_id, request.failure, request.stale)
+        else:
+            self._store(request.capture_id, {"request": request, "held": held})
+
+    @staticmethod
+    def fetch(sums: torch.Tensor) -> Part:
+        """Start the copy of a bucket's sums to the host, without waiting for it."""
+        if sums.device.type == "cpu":
+            return Part(sums, None)
+        host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        host.copy_(sums, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Part(host, arrived)
+
+    def take(self, capture_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Results in the order asked for, as plain values; each is handed out once.
+
+        ``{"heads": [[layer, head], ...], "values": float32 bytes [heads, columns]}``; or
+        ``{"incomplete": reason, "stale": bool}``, worth another try; or ``{"error": reason}``,
+        not worth one; or ``{}`` for an unknown id.
+        """
+        return [_plain(self._results.pop(i, None)) for i in capture_ids]
+
+    def discard(self, capture_ids: Sequence[str]) -> None:
+        """Drop results nobody will take."""
+        for capture_id in capture_ids:
+            self._results.pop(capture_id, None)
+
+    def _store(self, capture_id: str, result: dict[str, Any]) -> None:
+        self._results[capture_id] = result
+        while len(self._results) > MAX_RESULTS:
+            self._results.popitem(last=False)
+
+
+def _plain(result: dict[str, Any] | None) -> dict[str, Any]:
+    if result is None or "request" not in result:
+        return result or {}
+    request: ProbedRequest = result["request"]
+    if request.probe.heads == "all":
+        heads, sums = WholePrompt.merge(request.parts)
+    else:
+        heads, sums = _selected(request, result["held"])
+    values = reduce_columns(sums / request.rows_done, request.probe)
+    return {"heads": [list(h) for h in heads], "values": values.tobytes()}
+
+
+def _selected(request: ProbedRequest, held: Sequence[Head]) -> tuple[list[Head], np.ndarray]:
+    """The probe's heads and columns out of the sums over all heads held and all keys."""
+    wanted = set(request.probe.heads)
+    rows = [i for i, head in enumerate(held) if head in wanted]
+    sums = np.zeros((len(rows), len(request.columns)), np.float32)
+    for part, i in request.parts:
+        if part.arrived is not None:
+            part.arrived.synchronize()
+        values = part.values[i].numpy()
+        seen = int(np.searchsorted(request.columns, values.shape[1]))
+        sums[:, :seen] += values[rows][:, request.columns[:seen]]
+    return [held[i] for i in rows], sums

@@ -1,0 +1,106 @@
+"""ThreadedHookLLM: an AsyncHookLLM on an event loop of its own, for threads and other loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from .async_engine import AsyncHookLLM
+from .errors import ClosedError
+from .specs import Capture, CaptureRequest, ModelInfo
+
+T = TypeVar("T")
+
+
+class ThreadedHookLLM:
+    """A `CaptureBackend` whose callers share the engine's batches, from any thread or event loop.
+
+    Unlike `HookLLM`, whose calls take turns. Takes the arguments of ``AsyncHookLLM.start``, and
+    ``data_parallel_size`` among them.
+    """
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        """Start the engine and wait until it is there; errors are those of `AsyncHookLLM`."""
+        self._lock = threading.Lock()
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="hook_runtime engine", daemon=True
+        )
+        self._thread.start()
+        try:
+            self.hooked = self._wait(AsyncHookLLM.start(model, **arguments))
+        except BaseException:
+            self._closed = True
+            self._stop_loop()
+            raise
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that is loaded."""
+        return self.hooked.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        return self.hooked.tokenizer
+
+    def capture(
+        self, requests: Sequence[CaptureRequest], *, progress: bool = False
+    ) -> list[Capture]:
+        """As ``AsyncHookLLM.capture``; ``progress`` counts the requests on a bar."""
+        self._check_open()
+        if not progress:
+            return self._wait(self.hooked.capture(requests))
+        from tqdm import tqdm
+
+        with tqdm(total=len(requests), desc="capture", unit="prompt") as bar:
+            return self._wait(self._counted(requests, bar))
+
+    async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
+        """As ``capture``, awaited on the caller's own loop; cancelling it cancels the requests."""
+        self._check_open()
+        future = asyncio.run_coroutine_threadsafe(self.hooked.capture(requests), self._loop)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Stop the engine and free its memory; further calls raise ClosedError."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._wait(self.hooked.close())
+        self._stop_loop()
+
+    def __enter__(self) -> ThreadedHookLLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _counted(self, requests: Sequence[CaptureRequest], bar: Any) -> list[Capture]:
+        async def one(request: CaptureRequest) -> Capture:
+            (capture,) = await self.hooked.capture([request])
+            bar.update(1)
+            return capture
+
+        return await asyncio.gather(*(one(request) for request in requests))
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C in the waiting thread; done already after an error of its own
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this ThreadedHookLLM is closed; create a new one.")

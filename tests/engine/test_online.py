@@ -1,0 +1,245 @@
+"""AsyncHookLLM and ThreadedHookLLM: many callers, cancellation, growing, death, data parallel."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import DEFAULTS, start_engine
+from oracle import reference_attention
+from parity import assert_exact
+from prompts import HEADS, NULL_QUERY, QUERIES, capture_request, random_request
+
+from hook_runtime import (
+    AsyncHookLLM,
+    ClosedError,
+    EngineDeadError,
+    ProbeError,
+    ShadowMemoryError,
+    ThreadedHookLLM,
+)
+from hook_runtime.engine import HookLLM
+from hook_runtime.specs import CaptureRequest, Head
+
+pytestmark = pytest.mark.engine
+
+Reference = Callable[[Any], list[np.ndarray]]
+OTHER_HEADS = (Head(3, 1), Head(7, 7))
+
+
+@pytest.fixture(scope="module")
+def online(smollm2_dir: Path) -> Iterator[ThreadedHookLLM]:
+    """SmolLM2, compiled, on an event loop of its own; holds two heads at first."""
+    with ThreadedHookLLM(str(smollm2_dir), heads=HEADS[:2], name="smollm2", **DEFAULTS) as hooked:
+        yield hooked
+
+
+def start(online: ThreadedHookLLM, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    return asyncio.run_coroutine_threadsafe(work, online._loop)
+
+
+def on_loop(online: ThreadedHookLLM, work: Coroutine[Any, Any, Any]) -> Any:
+    return start(online, work).result(timeout=300)
+
+
+async def text_of(hooked: AsyncHookLLM, prompt: str) -> str:
+    from vllm import SamplingParams
+
+    final = None
+    async for output in hooked.generate(prompt, SamplingParams(max_tokens=12, temperature=0)):
+        final = output
+    assert final is not None
+    return final.outputs[0].text
+
+
+def requests_of(online: ThreadedHookLLM, heads: Any, seed: int, count: int) -> list[CaptureRequest]:
+    queries = (*QUERIES, NULL_QUERY)[:count]
+    return [capture_request(online.tokenizer, q, heads, seed=seed) for q in queries]
+
+
+def test_callers_with_different_heads_beside_ordinary_requests(
+    online: ThreadedHookLLM, reference: Reference
+) -> None:
+    """The shadow grows for the second and the third caller while the first one's requests run."""
+    calls = [
+        requests_of(online, HEADS[:2], 0, 4),
+        requests_of(online, OTHER_HEADS, 5, 2),
+        requests_of(online, (Head(22, 1),), 6, 2),
+    ]
+    prompts = ("The capital of France is", "2, 4, 6, 8,")
+    alone = [on_loop(online, text_of(online.hooked, p)) for p in prompts]
+
+    async def everything() -> list[Any]:
+        hooked = online.hooked
+        return await asyncio.gather(
+            *(hooked.capture(c) for c in calls), *(text_of(hooked, p) for p in prompts)
+        )
+
+    for _ in range(2):
+        results = on_loop(online, everything())
+        for requests, captures in zip(calls, results, strict=False):
+            assert_exact(captures, reference(requests), requests)
+        assert results[len(calls) :] == alone
+    assert not any(c.recomputed for captures in results[: len(calls)] for c in captures)
+
+
+def test_growing_while_requests_run_computes_them_again(
+    online: ThreadedHookLLM, reference: Reference
+) -> None:
+    slow = [random_request(900, (880, 890), ((0, 800),), HEADS[:1], seed=s) for s in range(6)]
+    new = requests_of(online, (Head(9, 3),), 8, 1)
+
+    async def both() -> Any:
+        running = asyncio.ensure_future(online.hooked.capture(slow))
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        return await online.hooked.capture(new), await running
+
+    grown, interrupted = on_loop(online, both())
+    assert_exact(grown, reference(new), new)
+    assert_exact(interrupted, reference(slow), slow)
+    assert any(c.recomputed for c in interrupted)
+
+
+def test_cancelling_frees_everything(online: ThreadedHookLLM, reference: Reference) -> None:
+    requests = [random_request(900, (880, 890), ((0, 800),), HEADS[:1], seed=s) for s in range(9)]
+    for wait in (0.0, 0.05, 0.3, 0.8):
+        future = start(online, online.hooked.capture(requests))
+        with pytest.raises(TimeoutError):
+            future.result(timeout=wait)
+        assert future.cancel()
+
+    async def idle() -> list[dict[str, int]]:
+        while online.hooked.engine.output_processor.has_unfinished_requests():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+        return await online.hooked.stats()
+
+    (kept,) = on_loop(online, idle())
+    assert (kept["requests"], kept["results"], kept["wrapped_layers"]) == (0, 0, 0)
+    (request,) = requests[:1]
+    assert_exact(online.capture([request]), reference([request]), [request])
+
+
+def test_a_slow_caller_does_not_hold_up_another(online: ThreadedHookLLM) -> None:
+    slow = [random_request(900, (880, 890), ((0, 800),), HEADS[:1], seed=s) for s in range(40, 70)]
+    quick = random_request(40, (30, 38), ((0, 20),), HEADS[:1], seed=99)
+    long_call = start(online, online.hooked.capture(slow))
+    online.capture([quick])
+    assert not long_call.done()
+    assert len(long_call.result(timeout=300)) == len(slow)
+
+
+def test_threads_share_batches(online: ThreadedHookLLM, reference: Reference) -> None:
+    calls = [[r] for r in requests_of(online, HEADS[:2], 3, 5)]
+    got: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda i=i, c=c: got.__setitem__(i, online.capture(c)))
+        for i, c in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, call in enumerate(calls):
+        assert_exact(got[i], reference(call), call)
+
+
+def test_all_heads_and_a_probe_beside_its_generation(
+    online: ThreadedHookLLM, reference: Reference
+) -> None:
+    from vllm import SamplingParams
+
+    whole = [random_request(90 + s, (70, 80), ((0, 60),), "all", seed=s) for s in range(3)]
+    assert_exact(online.capture(whole), reference(whole), whole)
+    (request,) = requests_of(online, HEADS[:2], 1, 1)
+    prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+    params = SamplingParams(max_tokens=5, temperature=0)
+    output, capture = on_loop(online, online.hooked.probe(prompt, request.probe, params))
+    assert len(output.outputs[0].token_ids) == 5
+    assert_exact([capture], reference([request]), [request])
+
+
+def test_bad_requests_are_refused_before_anything_runs(online: ThreadedHookLLM) -> None:
+    good, _ = requests_of(online, HEADS[:2], 1, 2)
+    bad = random_request(1024, (1000, 1010), ((0, 9),), (Head(1, 1),))
+    with pytest.raises(ProbeError, match="1024 tokens; this engine takes at most 1023"):
+        online.capture([good, bad])
+    with pytest.raises(ProbeError, match="head 30-0 does not exist"):
+        online.capture([random_request(40, (30, 38), ((0, 20),), (Head(30, 0),))])
+
+
+def test_heads_that_do_not_fit_are_refused_and_the_others_stay(
+    cold_engine: HookLLM, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [capture_request(cold_engine.tokenizer, QUERIES[0])]
+    cold_engine.capture(known)
+    with monkeypatch.context() as patched:
+        patched.setattr("hook_runtime.session.MARGIN", 0.0)
+        new = [capture_request(cold_engine.tokenizer, QUERIES[0], heads=(Head(29, 8),))]
+        with pytest.raises(ShadowMemoryError, match=r"holding \d+ heads takes \d+ MiB .* GiB free"):
+            cold_engine.capture(new)
+    (again,) = cold_engine.capture(known)
+    assert again.cached_tokens > 0
+    assert_exact([again], reference(known), known)
+
+
+def test_a_dead_engine_says_so(tiny_model: Callable[[str], Path]) -> None:
+    request = random_request(60, (50, 58), ((0, 40),), (Head(1, 1),))
+    arguments: dict[str, Any] = {**DEFAULTS, "enforce_eager": True}
+    hooked = ThreadedHookLLM(str(tiny_model("llama")), **arguments)
+    try:
+        hooked.capture([request])
+        running = start(hooked, hooked.hooked.capture([request] * 50))
+        for process in hooked.hooked.engine.engine_core.resources.engine_manager.processes:
+            process.kill()
+        with pytest.raises(EngineDeadError, match="start a new one"):
+            running.result(timeout=60)
+        with pytest.raises(EngineDeadError, match="start a new one"):
+            hooked.capture([request])
+        with pytest.raises(EngineDeadError):
+            on_loop(hooked, hooked.hooked.check_health())
+    finally:
+        hooked.close()
+    with pytest.raises(ClosedError):
+        hooked.capture([request])
+
+
+def test_a_dead_synchronous_engine_says_so(tiny_model: Callable[[str], Path]) -> None:
+    request = random_request(60, (50, 58), ((0, 40),), (Head(1, 1),))
+    with start_engine(tiny_model("llama"), enforce_eager=True) as engine:
+        engine.capture([request])
+        for process in engine.llm.llm_engine.engine_core.resources.engine_manager.processes:
+            process.kill()
+        with pytest.raises(EngineDeadError, match="start a new one"):
+            engine.capture([request])
+
+
+def test_data_parallel(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captures come from both engines, and later queries find their documents where they are."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    folder = tiny_model("llama")
+    heads = (Head(3, 5), Head(0, 0), Head(2, 3))
+    pairs = [
+        random_request(150, rows, ((0, 60), (64, 120)), heads, seed=s)
+        for s in range(6)
+        for rows in ((125, 140), (125, 130))
+    ]
+    expected = reference_attention(folder, pairs)
+    arguments: dict[str, Any] = {**DEFAULTS, "enforce_eager": True, "data_parallel_size": 2}
+    with ThreadedHookLLM(str(folder), heads=heads, **arguments) as hooked:
+        for _ in range(2):
+            captures = hooked.capture(pairs)
+            assert_exact(captures, expected, pairs)
+        assert all(c.cached_tokens >= 96 for c in captures)
+        kept = on_loop(hooked, hooked.hooked.stats())
+    assert len(kept) == 2
+    assert all(worker["recorded_blocks"] > 0 for worker in kept)
