@@ -14,12 +14,14 @@ from .fetcher import Fetcher
 from .guard import refuse_unguarded_script
 from .options import EngineOptions, check_running, engine_options, model_info, raise_refusal
 from .router import Router
-from .session import Session, Submission, engine_alive, probed_request
+from .session import Session, Submission, engine_alive, probed_request, shadow_arguments
 from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
 TRIES = 4
 """A request is computed again where its prefix was not captured, or where the shadow was grown for
 another caller meanwhile."""
+STEPS_AHEAD = 4
+"""Prefill steps of one call that may wait in the engine."""
 
 
 class AsyncHookLLM:
@@ -41,7 +43,6 @@ class AsyncHookLLM:
         self._fetcher = Fetcher(self._rpc)
         parallel = engine.vllm_config.parallel_config.data_parallel_size
         self._router = Router(parallel) if parallel > 1 else None
-        self.shadow_bytes = 0
 
     @classmethod
     async def start(
@@ -83,6 +84,11 @@ class AsyncHookLLM:
         return self._session.model
 
     @property
+    def shadow_bytes(self) -> int:
+        """What the heads held take on all workers, beside the KV cache's ``kv_bytes``."""
+        return self._session.shadow_bytes
+
+    @property
     def tokenizer(self) -> Any:
         """The model's Hugging Face tokenizer."""
         return self._tokenizer
@@ -110,8 +116,7 @@ class AsyncHookLLM:
         for request in requests:
             self._session.check(request)
         await self._ensure_held(requests)
-        pairs = await _all([self._captured(r, one_token()) for r in requests])
-        return [capture for _, capture in pairs]
+        return await self._in_turn(requests)
 
     async def probe(
         self, prompt: Any, probe: AttentionProbe, sampling_params: Any = None
@@ -152,6 +157,29 @@ class AsyncHookLLM:
         await self.close()
 
     # ------------------------------------------------------------ one request
+
+    async def _in_turn(self, requests: list[CaptureRequest]) -> list[Capture]:
+        """No more of one call is in the engine than keeps it busy: vLLM serves first come first,
+        and another caller's request would wait for all of it."""
+        limit = STEPS_AHEAD * self._session.max_num_batched_tokens
+        tasks: list[asyncio.Task[tuple[Any, Capture]]] = []
+        in_engine: dict[asyncio.Task[tuple[Any, Capture]], int] = {}
+        try:
+            for request in requests:
+                size = len(request.prompt_token_ids)
+                while in_engine and sum(in_engine.values()) + size > limit:
+                    done, _ = await asyncio.wait(in_engine, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        del in_engine[task]
+                        task.result()  # raises at once what went wrong
+                tasks.append(asyncio.create_task(self._captured(request, one_token())))
+                in_engine[tasks[-1]] = size
+            return [capture for _, capture in await asyncio.gather(*tasks)]
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def _captured(self, request: CaptureRequest, params: Any) -> tuple[Any, Capture]:
         if request.probe.heads != "all":
@@ -242,26 +270,18 @@ class AsyncHookLLM:
                 await self._hold(heads)
 
     async def _hold(self, heads: frozenset[Head]) -> None:
-        plain = [list(h) for h in sorted(heads)]
-        self._session.check_room(heads, await self._rpc("hook_runtime_room", plain))
-        self._session.holds_nothing()
-        self.shadow_bytes = sum(await self._rpc("hook_runtime_shadow", plain))
-        self._session.now_holds(heads)
+        workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(heads))
+        refusal = self._session.refused(heads, workers)
+        if refusal is not None:
+            if any("bytes" in worker for worker in workers):  # these let go of what they held
+                old = self._session.held
+                workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(old, True))
+                self._session.now_holds(old, workers)
+            raise refusal
+        self._session.now_holds(heads, workers)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this AsyncHookLLM is closed; start a new one.")
         if self.engine.errored:
             raise EngineDeadError("vLLM's engine process died; close this engine, start a new one.")
-
-
-async def _all(calls: Sequence[Any]) -> list[Any]:
-    """Results in order; the first error cancels the rest, waits for it, and is raised as it is."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

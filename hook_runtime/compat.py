@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import multiprocessing.connection
+import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import InvalidStateError
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -92,6 +96,29 @@ def starts_by_spawn() -> bool:
 def engine_died() -> type[Exception]:
     """What vLLM raises once its engine process is gone."""
     return symbol("vllm.v1.engine.exceptions", "EngineDeadError")
+
+
+def wake_when_engine_dies(engine_core: Any) -> None:
+    """Let a synchronous engine's caller see that its engine process was killed.
+
+    vLLM marks the engine as dead but leaves whoever waits for an output waiting for ever.
+    """
+    manager = getattr(getattr(engine_core, "resources", None), "engine_manager", None)
+    processes = list(getattr(manager, "processes", None) or ())
+    outputs = getattr(engine_core, "outputs_queue", None)
+    if not processes or outputs is None:
+        return  # the engine runs in this process
+    died = engine_died()
+    answers = attribute(engine_core, "utility_results")
+
+    def watch() -> None:
+        multiprocessing.connection.wait([p.sentinel for p in processes])
+        outputs.put_nowait(died())
+        for future in list(answers.values()):
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(died())
+
+    threading.Thread(target=watch, name="hook_runtime engine watch", daemon=True).start()
 
 
 async def call_every_engine(engine_core: Any, method: str, args: tuple[Any, ...]) -> list[Any]:

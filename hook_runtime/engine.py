@@ -13,7 +13,7 @@ from .errors import ClosedError, ProbeError
 from .exchange import merge_ranks, one_token, per_prompt
 from .guard import refuse_unguarded_script
 from .options import check_running, engine_options, model_info, raise_refusal
-from .session import Session, Submission, engine_alive, probed_request
+from .session import Session, Submission, engine_alive, probed_request, shadow_arguments
 from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
 MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
@@ -77,9 +77,9 @@ class HookLLM:
         self._lock = threading.RLock()
         self._closed = False
         self._leftover: list[str] = []  # captures of interrupted batches, to be dropped
-        self.shadow_bytes = 0
         self.llm = compat.symbol("vllm", "LLM")(model=model, **options.engine)
         try:
+            compat.wake_when_engine_dies(self.llm.llm_engine.engine_core)
             vllm_config = self.llm.llm_engine.vllm_config
             check_running(vllm_config)
             installed = self._rpc("hook_runtime_install")
@@ -101,6 +101,11 @@ class HookLLM:
     def model(self) -> ModelInfo:
         """The model that is loaded."""
         return self._session.model
+
+    @property
+    def shadow_bytes(self) -> int:
+        """What the heads held take on all workers, beside the KV cache's ``kv_bytes``."""
+        return self._session.shadow_bytes
 
     @property
     def tokenizer(self) -> Any:
@@ -295,11 +300,15 @@ class HookLLM:
             self._hold(heads)
 
     def _hold(self, heads: frozenset[Head]) -> None:
-        plain = [list(h) for h in sorted(heads)]
-        self._session.check_room(heads, self._rpc("hook_runtime_room", plain))
-        self._session.holds_nothing()  # the workers let go of the old shadow first
-        self.shadow_bytes = sum(self._rpc("hook_runtime_shadow", plain))
-        self._session.now_holds(heads)
+        workers = self._rpc("hook_runtime_shadow", *shadow_arguments(heads))
+        refusal = self._session.refused(heads, workers)
+        if refusal is not None:
+            if any("bytes" in worker for worker in workers):  # these let go of what they held
+                old = self._session.held
+                workers = self._rpc("hook_runtime_shadow", *shadow_arguments(old, True))
+                self._session.now_holds(old, workers)
+            raise refusal
+        self._session.now_holds(heads, workers)
 
     def _check_open(self) -> None:
         if self._closed:

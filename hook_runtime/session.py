@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import compat
+from . import compat, memory
 from .errors import (
     EngineDeadError,
     IncompleteCaptureError,
@@ -20,10 +21,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .exchange import with_probe
-from .memory import MARGIN, readable
 from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
-
-EMPTY: frozenset[Head] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,7 @@ class Session:
     Attributes:
         model: what runs.
         held: the heads that the workers hold.
+        shadow_bytes: what they take there.
         every_head: how many heads a probe of all heads must come back with.
     """
 
@@ -52,7 +51,8 @@ class Session:
         self.model = model
         engines = vllm_config.parallel_config.data_parallel_size
         self.every_head = sum(sum(rank["heads"]) for rank in installed) // engines
-        self.held = EMPTY
+        self.held: frozenset[Head] = frozenset()
+        self.shadow_bytes = 0
         self.max_num_batched_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_num_seqs: int = vllm_config.scheduler_config.max_num_seqs
         self._ids = itertools.count()
@@ -92,26 +92,26 @@ class Session:
         wanted = {h for r in requests if r.probe.heads != "all" for h in r.probe.heads}
         return None if wanted <= self.held else self.held | wanted
 
-    @staticmethod
-    def check_room(heads: frozenset[Head], rooms: Sequence[Sequence[int]]) -> None:
-        """Raise ShadowMemoryError unless every worker has room; rooms are (needed, free) bytes."""
-        for needed, free in rooms:
-            if needed > MARGIN * free:
-                raise ShadowMemoryError(
-                    f"holding {len(heads)} heads takes {readable(needed)} on a worker that has "
-                    f"{readable(free)} free. Name all heads when the engine starts, so that the KV "
-                    "cache leaves room for them, or give it less (gpu_memory_utilization, "
-                    "kv_cache_memory_bytes), or use fewer heads."
+    def refused(
+        self, heads: frozenset[Head], workers: Sequence[Mapping[str, int]]
+    ) -> ShadowMemoryError | None:
+        """The error that a worker's answer to holding these heads stands for, if any."""
+        for worker in workers:
+            if "needed" in worker:
+                needed, free = map(memory.readable, (worker["needed"], worker["free"]))
+                return ShadowMemoryError(
+                    f"holding {len(heads)} heads takes {needed} on a worker that has {free} free. "
+                    "Name all heads when the engine starts, so that the KV cache leaves room for "
+                    "them, or give it less (gpu_memory_utilization, kv_cache_memory_bytes), or "
+                    "use fewer heads."
                 )
+        return None
 
-    def now_holds(self, heads: frozenset[Head]) -> None:
+    def now_holds(self, heads: frozenset[Head], workers: Sequence[Mapping[str, int]]) -> None:
         """The workers hold these heads from now on, and nothing that was captured before."""
         self.held = heads
+        self.shadow_bytes = sum(worker["bytes"] for worker in workers)
         self._generation += 1
-
-    def holds_nothing(self) -> None:
-        """The workers are about to let go of what they hold."""
-        self.held = EMPTY
 
     def leave_cache(self) -> None:
         """The prefix cache under the present salt holds what nobody captured: use another."""
@@ -157,6 +157,11 @@ class Session:
             cached_tokens=0 if redone else int(output.num_cached_tokens or 0),
             recomputed=redone,
         )
+
+
+def shadow_arguments(heads: Iterable[Head], anyway: bool = False) -> tuple[list[list[int]], float]:
+    """What ``hook_runtime_shadow`` takes; ``anyway`` whatever memory there is."""
+    return [list(h) for h in sorted(heads)], math.inf if anyway else memory.MARGIN
 
 
 def probed_request(prompt: Any, probe: AttentionProbe, tokenizer: Any) -> CaptureRequest:

@@ -65,13 +65,17 @@ class HookMixin:
         assert self.hook_runtime_state is not None, "hook_runtime_install comes first"
         return self.hook_runtime_state
 
-    def hook_runtime_room(self, heads: list[list[int]]) -> list[int]:
-        """Bytes that holding these heads takes here, and bytes there are for it."""
-        return list(self._hook_runtime().room([Head(*h) for h in heads]))
+    def hook_runtime_shadow(self, heads: list[list[int]], share: float) -> dict[str, int]:
+        """Hold these heads from now on: ``{"bytes": size}``.
 
-    def hook_runtime_shadow(self, heads: list[list[int]]) -> int:
-        """Hold these heads from now on; bytes of the shadow on this worker."""
-        return self._hook_runtime().shadow_heads([Head(*h) for h in heads])
+        If that would take more than ``share`` of the free memory, nothing changes:
+        ``{"needed": bytes, "free": bytes}``.
+        """
+        state, wanted = self._hook_runtime(), [Head(*h) for h in heads]
+        needed, free = state.room(wanted)
+        if needed > share * free:
+            return {"needed": needed, "free": free}
+        return {"bytes": state.shadow_heads(wanted)}
 
     def hook_runtime_take(self, capture_ids: list[str], unwanted: list[str]) -> list[Any]:
         """Finished captures in the order asked for; what is unwanted is dropped."""
