@@ -21,6 +21,8 @@ from .worker_process import Ended, Started, Tried, serve
 
 PATIENCE = 10
 """A scenario is given up after this many times the seconds it should take, at least 300."""
+PROCESS_S = {"cpu": 8, "gpu": 20}
+"""What a new process costs before its first engine starts."""
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ class Driver:
             return scenario.absent
         if self.device == "gpu" and scenario.gpus > self.gpus:
             return f"needs {scenario.gpus} GPUs, {self.gpus} here"
+        if self._child is None or self._child.kind != scenario.process():
+            seconds += PROCESS_S[self.device]
         if time.monotonic() - self.begun + seconds > self.budget_s:
             return "budget"
         try:
@@ -106,11 +110,13 @@ class Driver:
 
     def _scenario(self, scenario: Scenario, rows: list[Row]) -> None:
         begun = time.monotonic()
+        broken = False
         left = {row.condition: row for row in rows}
         for row in rows:
             row.date, row.commit = self.stamp["date"], self.stamp["commit"]
         parts: dict[str, list[Part]] = {}
         for message in self._messages(scenario, list(left)):
+            broken = broken or bool(getattr(message, "failed", ""))
             if isinstance(message, Started):
                 _record_start(message, scenario, left)
             elif isinstance(message, Tried):
@@ -120,6 +126,8 @@ class Driver:
                 for row in left.values():
                     row.verdict = message
                 left.clear()
+        if broken:
+            self._stop()  # after a CUDA fault, say, no engine would run in this process any more
         dtype = scenario.dtype_on(self.device)
         plain = self.oracle.plain_error([p for found in parts.values() for p in found], dtype)
         for row in rows:

@@ -132,10 +132,19 @@ def cancelled(session: Session) -> Observed:
     session.capture(seen, session.products(QUERIES[0], NULL_QUERY, seed=9))
     if session.engine.llm.llm_engine.get_num_unfinished_requests():
         seen.problems.append("vLLM still runs requests that were cancelled")
-    for rank, left in enumerate(session.engine.llm.collective_rpc("parity_leftovers")):
+    for rank, left in enumerate(session.engine.llm.collective_rpc(_leftovers)):
         if any(left.values()):
             seen.problems.append(f"worker {rank} keeps {left} of cancelled requests")
     return seen
+
+
+def _leftovers(worker: Any) -> dict[str, int]:
+    """How many requests the runtime's worker follows and how many results it keeps.
+
+    Sent to the worker as a function, which needs an engine in this process.
+    """
+    state = worker.hook_runtime_state
+    return {"requests": len(state.tracker), "results": len(state._results)}
 
 
 class _AbortAtStep:

@@ -17,7 +17,6 @@ CHUNKED = (
 )
 SHORT = ("cold", "repeat", "mixed")
 GRAPHS = ("cold", "repeat", "mixed", "last-chunk-of-one-token", "last-query-token-alone")
-EXTENSION = "parity_table.extension.Leftovers"
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 TINY_CACHE: dict[str, Any] = {
@@ -60,12 +59,8 @@ class Scenario:
         return self.cpu_s if device == "cpu" else self.gpu_s
 
     def process(self) -> tuple[Any, ...]:
-        """Scenarios with the same answer may share a process.
-
-        vLLM adds a worker extension to the worker's class for good.
-        """
-        extension = self.arguments.get("worker_extension_cls", "")
-        return (self.in_process, extension, tuple(sorted(self.environment.items())))
+        """Scenarios with the same answer may share a process."""
+        return (self.in_process, tuple(sorted(self.environment.items())))
 
 
 def _graphs(mode: str, runner: str, environment: Mapping[str, str]) -> Scenario:
@@ -119,10 +114,14 @@ SCENARIOS: tuple[Scenario, ...] = (
     # The runner that vLLM chooses by itself.
     Scenario("SmolLM2, as vLLM starts it", "smollm2", cpu_s=75, gpu_s=55, in_process=False),
     Scenario("tiny llama, compiled", cpu_s=30, gpu_s=25),
+    _graphs("FULL_AND_PIECEWISE", "default runner", {}),
+    _graphs("PIECEWISE", "default runner", {}),
+    _graphs("FULL_DECODE_ONLY", "default runner", {}),
+    _graphs("NONE", "default runner", {}),
     _eager(
         "chunks of 64, eager",
         (*CHUNKED, "mixed", "cancelled"),
-        arguments={"max_num_batched_tokens": 64, "worker_extension_cls": EXTENSION},
+        arguments={"max_num_batched_tokens": 64},
     ),
     _eager("tiny cache", ("prefix-evicted", "preempted", "warm"), arguments=TINY_CACHE),
     _eager(
@@ -160,10 +159,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         arguments={"enable_lora": True, "max_loras": 2, "max_lora_rank": 8},
         gpu_s=20,
     ),
-    _graphs("FULL_AND_PIECEWISE", "default runner", {}),
-    _graphs("PIECEWISE", "default runner", {}),
-    _graphs("FULL_DECODE_ONLY", "default runner", {}),
-    _graphs("NONE", "default runner", {}),
     _eager(
         "sleep and wake",
         ("sleep", "cold"),

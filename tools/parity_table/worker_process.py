@@ -18,7 +18,12 @@ from .models import Models
 from .scenarios import Scenario
 from .session import NotMet, Observed, Session
 
-CACHE_BYTES = {"cpu": 256 << 20, "gpu": 1 << 30}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"kv_cache_memory_bytes": 256 << 20},
+    # Tiny models: what an earlier engine of the process did not free must not keep one from
+    # starting, as it would with vLLM's share of nine tenths.
+    "gpu": {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.3},
+}
 
 
 @dataclass(slots=True)
@@ -84,7 +89,7 @@ def _start(scenario: Scenario, path: Path, device: str) -> tuple[Started, Any]:
 
     arguments = {
         "dtype": scenario.dtype_on(device),
-        "kv_cache_memory_bytes": CACHE_BYTES[device],
+        **DEFAULTS[device],
         **scenario.arguments,
     }
     try:
