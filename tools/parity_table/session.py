@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,9 +80,12 @@ class Session:
         return [self.product(query, **how) for query in queries]
 
     def cold(self) -> None:
-        """Empty the prefix cache."""
-        if not self.engine.llm.reset_prefix_cache():
-            raise NotMet("the prefix cache could not be emptied")
+        """Empty the prefix cache, which waits for the blocks of the last step to come free."""
+        for _ in range(20):
+            if self.engine.llm.reset_prefix_cache():
+                return
+            time.sleep(0.05)
+        raise NotMet("the prefix cache could not be emptied")
 
     def capture(self, seen: Observed, requests: Sequence[CaptureRequest]) -> list[Capture]:
         """Capture in one batch; every capture goes to ``seen``."""
