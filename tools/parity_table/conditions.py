@@ -118,6 +118,23 @@ def ordinary_prefix(session: Session) -> Observed:
     return seen
 
 
+def rows_inside_the_hit(session: Session) -> Observed:
+    """Query rows before the end of a prefix hit, whose blocks a sliding window's hit leaves out."""
+    seen = Observed()
+    session.cold()
+    spans = ((4, 60), (64, 150))
+    first = random_request(200, (110, 198), spans, session.heads, seed=0)
+    ends = [random_request(n, (0, 1), ((0, 1),), seed=n) for n in (10, 60, 130)]
+    requests = [
+        CaptureRequest(first.prompt_token_ids + end.prompt_token_ids, first.probe) for end in ends
+    ]
+    for _ in range(2):
+        captures = session.capture(seen, [*requests, requests[0]])
+    again = sum(c.recomputed for c in captures)
+    seen.notes.append(f"the second time, {again} of {len(captures)} were computed again")
+    return seen
+
+
 def sleep(session: Session) -> Observed:
     """The engine slept (weights off the GPU, cache dropped) and woke between two captures."""
     seen = Observed()
@@ -154,6 +171,7 @@ CONDITIONS: dict[str, Callable[[Session], Observed]] = {
     "head-sets": head_sets,
     "all-heads": all_heads,
     "ordinary-prefix": ordinary_prefix,
+    "rows-inside-the-hit": rows_inside_the_hit,
     "short": short_prompts,
     "sleep": sleep,
     "rows-across-chunks": pressure.rows_across_chunks,

@@ -86,7 +86,7 @@ def _eager(name: str, conditions: tuple[str, ...], **more: Any) -> Scenario:
 def _architecture(arch: str) -> Scenario:
     return _eager(
         f"architecture {arch}",
-        ("cold", "repeat", "pair", "warm", "mixed", "all-heads"),
+        ("cold", "repeat", "pair", "warm", "mixed", "all-heads", "rows-inside-the-hit"),
         model=arch,
         arguments={"max_num_batched_tokens": 256},
         gpu_s=9,
