@@ -122,6 +122,25 @@ def test_what_cannot_run_here_says_why(tmp_path: Path) -> None:
         assert {row.verdict for row in rows} == {f"not run: {reason}"}
 
 
+def test_a_dead_process_fails_its_rows_and_the_next_engine_gets_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``print`` in place of the child's loop: it writes its arguments and is gone."""
+    monkeypatch.setattr(drive, "serve", print)
+    monkeypatch.setattr(Models, "path", lambda self, name: tmp_path)
+    models = Models(tmp_path, tmp_path, None)
+    jobs = [(s, planned(s, "cpu")) for s in (Scenario("a"), Scenario("b"))]
+    written = []
+    stamp = {"date": "today", "commit": "c"}
+    with drive.Driver(models, "cpu", 0, float("inf"), tmp_path, stamp) as driver:
+        driver.run(jobs, lambda: written.append(jobs[0][1][0].verdict))
+    for _, rows in jobs:
+        assert {row.verdict for row in rows} == {"failed: the engine's process died: "}
+        assert {row.date for row in rows} == {"today"}
+    assert written[0] == "failed: the engine's process died: "
+    assert len(list(tmp_path.glob("engines-*.log"))) == 2
+
+
 def _output(tokens: list[int], gap: float = 0.0) -> Any:
     logprobs = [
         {t: SimpleNamespace(logprob=-1.0), t + 100: SimpleNamespace(logprob=-1.0 - gap)}

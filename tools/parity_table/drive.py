@@ -40,6 +40,7 @@ class Child:
         self.process.join(timeout=20)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # one that hangs before it has a group of its own
         self.process.join()
 
     def tail(self) -> str:
@@ -147,21 +148,19 @@ class Driver:
         child = self._child_for(scenario)
         patience = max(300.0, PATIENCE * (scenario.seconds_on(self.device) or 0))
         asked = Scenario(**{**_fields(scenario), "conditions": tuple(conditions)})
-        child.connection.send((asked, self.models.path(scenario.model)))
-        while True:
-            if not child.connection.poll(patience):
-                self._stop()
-                yield f"failed: no answer within {patience:.0f} s: {child.tail()}"
-                return
-            try:
+        try:
+            child.connection.send((asked, self.models.path(scenario.model)))
+            while child.connection.poll(patience):
                 message = child.connection.recv()
-            except EOFError:
-                self._stop()
-                yield f"failed: the engine's process died: {child.tail()}"
-                return
-            if isinstance(message, Ended):
-                return
-            yield message
+                if isinstance(message, Ended):
+                    return
+                yield message
+        except (EOFError, OSError):
+            self._stop()
+            yield f"failed: the engine's process died: {child.tail()}"
+        else:
+            self._stop()
+            yield f"failed: no answer within {patience:.0f} s: {child.tail()}"
 
     # ------------------------------------------------------------ the child
 
