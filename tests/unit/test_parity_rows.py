@@ -81,6 +81,9 @@ def test_bf16_is_measured_against_plain_bf16(oracle: judge.Oracle) -> None:
         (Started(refused="E: why"), "may", "refused: E: why"),
         (Started(refused="E: why"), "never", "failed: refused: E: why"),
         (Started(failed="E: why"), "must", "failed: E: why"),
+        (Started(failed="E: why"), "may", "failed: E: why"),
+        (Started(failed="ValueError: no"), "may", "refused: by vLLM: ValueError: no"),
+        (Started(failed="ValueError: no"), "never", "failed: ValueError: no"),
     ],
 )
 def test_starts_and_refusals(message: Started, refusal: Any, verdict: str) -> None:

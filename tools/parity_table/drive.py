@@ -21,6 +21,8 @@ from .worker_process import Ended, Started, Tried, serve
 
 PATIENCE = 10
 """A scenario is given up after this many times the seconds it should take, at least 300."""
+VLLM_REFUSALS = ("ValueError", "ValidationError", "NotImplementedError")
+"""What vLLM raises on a model or option it has no kernel for."""
 PROCESS_S = {"cpu": 8, "gpu": 20}
 """What a new process costs before its first engine starts."""
 
@@ -203,7 +205,8 @@ def _record_start(message: Started, scenario: Scenario, left: dict[str, Row]) ->
     for row in left.values():
         row.runner = runner_name(message.runner)
     if message.failed:
-        verdict = f"failed: {message.failed}"
+        by_vllm = scenario.refusal == "may" and message.failed.startswith(VLLM_REFUSALS)
+        verdict = f"{'refused: by vLLM' if by_vllm else 'failed'}: {message.failed}"
     elif message.refused:
         kind = "failed: refused" if scenario.refusal == "never" else "refused"
         verdict = f"{kind}: {message.refused}"

@@ -10,6 +10,9 @@ from typing import Any
 from tiny_models import ARCHITECTURES, TOKENIZER_FILES, make_tiny
 
 
+QUANTISED = ("llama-gptq", "llama-awq", "llama-fp8")
+
+
 class Missing(Exception):
     """A model that is not on this machine, and how to give it."""
 
@@ -35,7 +38,7 @@ class Models:
             return make_tiny(name, self.folder, self.tokenizer)
         if name in REFUSED:
             return self._random(name)
-        if name in ("llama-gptq", "llama-awq"):
+        if name in QUANTISED:
             from .quantised import make_quantised
 
             return make_quantised(name.removeprefix("llama-"), self.folder, self.tokenizer)
@@ -43,7 +46,7 @@ class Models:
 
     def oracle(self, name: str, path: Path) -> Path:
         """Folder of the checkpoint that transformers reads for ``name``."""
-        return path / "dequantised" if name in ("llama-gptq", "llama-awq") else path
+        return path / "dequantised" if name in QUANTISED else path
 
     def adapters(self, base: Path) -> tuple[tuple[str, Path, Path], ...]:
         """Two LoRA adapters for ``base``: name, adapter's folder, merged model's folder."""

@@ -1,4 +1,7 @@
-"""A tiny llama with 4-bit GPTQ or AWQ weights, and the same weights dequantised for the oracle."""
+"""A tiny llama with GPTQ, AWQ or fp8 weights, and the same weights dequantised for the oracle.
+
+Activations stay in the model's dtype: only so does transformers give an oracle.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,12 @@ METHODS: dict[str, dict[str, Any]] = {
              "sym": True, "lm_head": False},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True,
             "version": "gemm"},
+    "fp8": {"quant_method": "compressed-tensors", "format": "float-quantized",
+            "quantization_status": "compressed", "ignore": ["lm_head"],
+            "config_groups": {"group_0": {
+                "targets": ["Linear"], "input_activations": None, "output_activations": None,
+                "weights": {"num_bits": 8, "type": "float", "strategy": "channel",
+                            "symmetric": True, "dynamic": False}}}},
 }  # fmt: skip
 
 
@@ -32,12 +41,9 @@ def make_quantised(method: str, folder: Path, tokenizer: Path) -> Path:
     weights = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name.startswith("model.layers."):
-            q, zeros, scales = _quantise(module.weight.detach().T)
-            levels = q.float() - zeros.float().repeat_interleave(GROUP, 0)
-            module.weight.data = (levels * scales.repeat_interleave(GROUP, 0)).T.contiguous()
             del weights[f"{name}.weight"]
-            packed = _gptq(q) if method == "gptq" else _awq(q, zeros)
-            packed["scales"] = scales.to(torch.float16)
+            packed, exact = _fp8(module.weight) if method == "fp8" else _int4(module.weight, method)
+            module.weight.data = exact
             weights.update({f"{name}.{key}": value for key, value in packed.items()})
     model.save_pretrained(target / "dequantised")
     save_file(weights, target / "model.safetensors", {"format": "pt"})
@@ -76,6 +82,26 @@ def _model() -> Any:
             if weights.dim() > 1:
                 weights.data.normal_(0.0, 0.08 if "q_proj" in name or "k_proj" in name else 0.05)
     return model
+
+
+def _fp8(weights: Any) -> tuple[dict[str, Any], Any]:
+    """One scale a row; the stored tensors, and the weights [out, in] that they stand for."""
+    import torch
+
+    scale = weights.detach().abs().amax(dim=1, keepdim=True) / 448
+    stored = (weights.detach() / scale).to(torch.float8_e4m3fn)
+    return {"weight": stored, "weight_scale": scale}, (stored.float() * scale).contiguous()
+
+
+def _int4(weights: Any, method: str) -> tuple[dict[str, Any], Any]:
+    """The stored tensors, and the weights [out, in] that they stand for."""
+    import torch
+
+    q, zeros, scales = _quantise(weights.detach().T)
+    levels = q.float() - zeros.float().repeat_interleave(GROUP, 0)
+    exact = (levels * scales.repeat_interleave(GROUP, 0)).T.contiguous()
+    packed = _gptq(q) if method == "gptq" else _awq(q, zeros)
+    return {**packed, "scales": scales.to(torch.float16)}, exact
 
 
 def _quantise(weights: Any) -> tuple[Any, Any, Any]:

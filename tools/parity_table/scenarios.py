@@ -36,7 +36,8 @@ class Scenario:
 
     ``cpu_s`` and ``gpu_s`` are the seconds it takes there in all, None where it does not run;
     ``absent`` then says why. ``dtype`` None is float32 on a CPU, bfloat16 on a GPU. ``in_process``
-    engines start faster. ``refusal`` says whether the start must, may or must never be refused.
+    engines start faster. ``refusal`` says whether the start must, may or must never be refused;
+    "may" goes for vLLM's own refusals too.
     """
 
     name: str
@@ -179,6 +180,21 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     _eager("GPTQ weights", SHORT, model="llama-gptq", refusal="may", dtype="bfloat16"),
     _eager("AWQ weights", SHORT, model="llama-awq", refusal="may", dtype="bfloat16"),
+    _eager(
+        "fp8 weights, channelwise",
+        SHORT,
+        model="llama-fp8",
+        refusal="may",
+        dtype="bfloat16",
+    ),
+    _eager(
+        "fp8 weights and activations",
+        SHORT,
+        arguments={"quantization": "fp8"},
+        cpu_s=None,
+        gpu_s=None,
+        absent="no oracle: transformers does not round activations as vLLM's fp8 kernels do",
+    ),
     # Refused before anything is loaded, but for the last three.
     _refused("KV connector", kv_transfer_config={"kv_connector": "X"}),
     _refused("KV offloading", kv_offloading_size=1.0),
