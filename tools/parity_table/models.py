@@ -9,7 +9,6 @@ from typing import Any
 
 from tiny_models import ARCHITECTURES, TOKENIZER_FILES, make_tiny
 
-
 QUANTISED = ("llama-gptq", "llama-awq", "llama-fp8")
 
 
