@@ -36,6 +36,8 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
     if arguments.device == "gpu" and not gpus:
         print("torch sees no GPU here: use --device cpu", file=sys.stderr)
         return 2
+    from .worker_process import defaults
+
     name = f"parity-{about.slug(arguments.device, gpus)}.json"
     path = arguments.out or root / "eval" / "results" / name
     stamp = {
@@ -46,6 +48,7 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
         "command": shlex.join(["python", *sys.argv]),
         **stamp,
         "device": arguments.device,
+        "engine_defaults": defaults(arguments.device),
         "versions": about.versions(),
         "hardware": hardware,
     }

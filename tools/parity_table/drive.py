@@ -83,7 +83,9 @@ class Driver:
         self, jobs: Sequence[tuple[Scenario, list[Row]]], wrote: Callable[[], None] = lambda: None
     ) -> None:
         """Fill in the rows of every job; ``wrote`` is called after each engine."""
-        for scenario, rows in jobs:
+        from tqdm import tqdm
+
+        for scenario, rows in tqdm(jobs, desc="parity", unit="engine", disable=len(jobs) < 2):
             reason = self._obstacle(scenario)
             if reason:
                 for row in rows:
@@ -112,6 +114,8 @@ class Driver:
     # ------------------------------------------------------------ one scenario
 
     def _scenario(self, scenario: Scenario, rows: list[Row]) -> None:
+        from tqdm import tqdm
+
         begun = time.monotonic()
         broken = False
         left = {row.condition: row for row in rows}
@@ -139,11 +143,8 @@ class Driver:
                 row.figures = self.oracle.figures(found, dtype, plain)
                 if row.verdict == "ok" and row.figures.fault():
                     row.verdict = f"failed: {row.figures.fault()}"
-        print(
-            f"{scenario.name}: {', '.join(f'{r.condition} {r.verdict}' for r in rows)} "
-            f"({time.monotonic() - begun:.0f} s)",
-            flush=True,
-        )
+        verdicts = ", ".join(f"{r.condition} {r.verdict}" for r in rows)
+        tqdm.write(f"{scenario.name}: {verdicts} ({time.monotonic() - begun:.0f} s)")
 
     def _messages(self, scenario: Scenario, conditions: list[str]) -> Iterator[Any]:
         """What the child says of the scenario; last a verdict, where it died or hung."""

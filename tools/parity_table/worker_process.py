@@ -26,6 +26,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+def defaults(device: str) -> dict[str, Any]:
+    """Engine arguments of every scenario that does not set them itself."""
+    from engines import DEFAULTS as OF_THE_TESTS
+
+    return {**OF_THE_TESTS, **DEFAULTS[device]}
+
+
 @dataclass(slots=True)
 class Started:
     """The scenario's engine runs; or it does not, with the reason."""
@@ -88,8 +95,8 @@ def _start(scenario: Scenario, path: Path, device: str) -> tuple[Started, Any]:
     from engines import start_engine
 
     arguments = {
+        **defaults(device),
         "dtype": scenario.dtype_on(device),
-        **DEFAULTS[device],
         **scenario.arguments,
     }
     try:
