@@ -57,6 +57,14 @@ def test_float32(values: np.ndarray, fault: str, oracle: judge.Oracle) -> None:
     assert bool(found) == bool(fault)
 
 
+def test_captures_that_do_not_fit_the_probe(oracle: judge.Oracle) -> None:
+    assert oracle.misfit([_part(EXACT)]) == ""
+    assert "(1, 3), not float32 (1, 4)" in oracle.misfit([_part(EXACT), _part(EXACT[:, :3])])
+    assert "float64" in oracle.misfit([_part(EXACT.astype(np.float64))])
+    other = Part(Path("model"), REQUEST, Capture((Head(1, 1),), EXACT))
+    assert "a capture holds heads" in oracle.misfit([other])
+
+
 def test_a_small_head_is_not_excused_by_a_large_one(oracle: judge.Oracle) -> None:
     figures = judge.Figures(5e-5, 1e-4, 5e-3, None, 1, None, 1)
     assert figures.fault() == "a head is off by 5.00e-03, 1e-03 allowed"

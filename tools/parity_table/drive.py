@@ -135,16 +135,23 @@ class Driver:
                 left.clear()
         if broken:
             self._stop()  # after a CUDA fault, say, no engine would run in this process any more
-        dtype = scenario.dtype_on(self.device)
+        self._judge(rows, parts, scenario.dtype_on(self.device))
+        verdicts = ", ".join(f"{r.condition} {r.verdict}" for r in rows)
+        tqdm.write(f"{scenario.name}: {verdicts} ({time.monotonic() - begun:.0f} s)")
+
+    def _judge(self, rows: list[Row], parts: Mapping[str, list[Part]], dtype: str) -> None:
+        """Compare with the oracle; what plain rounding does is taken over the whole engine."""
         plain = self.oracle.plain_error([p for found in parts.values() for p in found], dtype)
         for row in rows:
             found = parts.get(row.condition)
-            if found:
+            if not found:
+                continue
+            fault = self.oracle.misfit(found)
+            if not fault:
                 row.figures = self.oracle.figures(found, dtype, plain)
-                if row.verdict == "ok" and row.figures.fault():
-                    row.verdict = f"failed: {row.figures.fault()}"
-        verdicts = ", ".join(f"{r.condition} {r.verdict}" for r in rows)
-        tqdm.write(f"{scenario.name}: {verdicts} ({time.monotonic() - begun:.0f} s)")
+                fault = row.figures.fault()
+            if fault and row.verdict == "ok":
+                row.verdict = f"failed: {fault}"
 
     def _messages(self, scenario: Scenario, conditions: list[str]) -> Iterator[Any]:
         """What the child says of the scenario; last a verdict, where it died or hung."""

@@ -87,6 +87,16 @@ class Oracle:
         pairs = zip(self.answers(parts, dtype), self.answers(parts), strict=True)
         return max(relative_error(rounded, exact) for rounded, exact in pairs)
 
+    def misfit(self, parts: Sequence[Part]) -> str:
+        """How a capture's shape, type or heads are not what its probe asked for, if so."""
+        for part, exact in zip(parts, self.answers(parts), strict=True):
+            got, heads = part.capture.values, part.request.probe.heads
+            if got.shape != exact.shape or got.dtype != exact.dtype:
+                return f"a capture is {got.dtype} {got.shape}, not {exact.dtype} {exact.shape}"
+            if heads != "all" and part.capture.heads != heads:
+                return f"a capture holds heads {part.capture.heads}, not {heads}"
+        return ""
+
     def figures(self, parts: Sequence[Part], dtype: str, plain_error: float | None) -> Figures:
         """Figures of one condition's captures; ``plain_error`` is the whole engine's."""
         exact = self.answers(parts)
