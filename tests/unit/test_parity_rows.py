@@ -104,7 +104,7 @@ def test_starts_and_refusals(message: Started, refusal: Any, verdict: str) -> No
 @pytest.mark.parametrize(
     ("tried", "verdict"),
     [
-        (Tried("cold", Observed([_part(EXACT)])), "ok"),
+        (Tried("cold", Observed([_part(EXACT)])), drive.UNJUDGED),
         (Tried("cold", Observed()), "failed: nothing was captured"),
         (Tried("cold", Observed([_part(EXACT)], ["a", "b"])), "failed: a; b"),
         (Tried("cold", not_met="why"), "not run: the condition did not arise: why"),
@@ -150,6 +150,24 @@ def test_a_dead_process_fails_its_rows_and_the_next_engine_gets_another(
         assert {row.date for row in rows} == {"today"}
     assert written[0] == "failed: the engine's process died: "
     assert len(list(tmp_path.glob("engines-*.log"))) == 2
+
+
+def test_judging_settles_the_verdict(oracle: judge.Oracle, tmp_path: Path) -> None:
+    models = Models(tmp_path, tmp_path, None)
+    driver = drive.Driver(models, "cpu", 0, 1.0, tmp_path, {"date": "", "commit": ""})
+    scenario = Scenario("s", conditions=("cold", "warm", "pair", "mixed"))
+    rows = planned(scenario, "cpu")
+    for row in rows:
+        row.verdict = drive.UNJUDGED
+    rows[3].verdict = "failed: other tokens"
+    found = {"cold": [_part(EXACT)], "warm": [_part(SWAPPED)], "pair": [_part(EXACT[:, :3])]}
+    driver._judge(scenario, rows, {**found, "mixed": [_part(EXACT)]}, lambda: None)
+    verdicts = [row.verdict for row in rows]
+    assert verdicts[0] == "ok"
+    assert verdicts[1].startswith("failed: error")
+    assert verdicts[2].startswith("failed: a capture is")
+    assert verdicts[3] == "failed: other tokens"
+    assert rows[3].figures is not None
 
 
 def _output(tokens: list[int], gap: float = 0.0) -> Any:

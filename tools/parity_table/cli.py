@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -54,8 +55,11 @@ def main(root: Path, argv: Sequence[str] | None = None) -> int:
     }
     rows = _all_rows(jobs, read_rows(path) if arguments.merge else {}, arguments.device)
 
+    writing = threading.Lock()  # rows are judged in a thread of its own
+
     def write() -> None:
-        write_json(rows, path, facts)
+        with writing:
+            write_json(rows, path, facts)
 
     write()
     from .drive import Driver

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from .session import Part
 from .table import Row, runner_name
 from .worker_process import Ended, Started, Tried, serve
 
-PATIENCE = 10
-"""A scenario is given up after this many times the seconds it should take, at least 300."""
+PATIENCE = 8
+PATIENCE_S = {"cpu": 300.0, "gpu": 120.0}
+"""A message is waited for 8 times as long as the whole scenario should take, and at least so many
+seconds."""
 VLLM_REFUSALS = ("ValueError", "ValidationError", "NotImplementedError")
 """What vLLM raises on a model or option it has no kernel for."""
+UNJUDGED = "not run: captured, but not compared"
 PROCESS_S = {"cpu": 8, "gpu": 20}
 """What a new process costs before its first engine starts."""
 
@@ -85,14 +89,19 @@ class Driver:
         """Fill in the rows of every job; ``wrote`` is called after each engine."""
         from tqdm import tqdm
 
-        for scenario, rows in tqdm(jobs, desc="parity", unit="engine", disable=len(jobs) < 2):
-            reason = self._obstacle(scenario)
-            if reason:
-                for row in rows:
-                    row.verdict = f"not run: {reason}"
-            else:
-                self._scenario(scenario, rows)
-            wrote()
+        with ThreadPoolExecutor(max_workers=1) as judging:  # while the next engine starts
+            judged = []
+            for scenario, rows in tqdm(jobs, desc="parity", unit="engine", disable=len(jobs) < 2):
+                reason = self._obstacle(scenario)
+                if reason:
+                    for row in rows:
+                        row.verdict = f"not run: {reason}"
+                    wrote()
+                else:
+                    parts = self._scenario(scenario, rows)
+                    judged.append(judging.submit(self._judge, scenario, rows, parts, wrote))
+            for done in judged:
+                done.result()
 
     def _obstacle(self, scenario: Scenario) -> str:
         """Why the scenario cannot run here and now, if so."""
@@ -113,9 +122,8 @@ class Driver:
 
     # ------------------------------------------------------------ one scenario
 
-    def _scenario(self, scenario: Scenario, rows: list[Row]) -> None:
-        from tqdm import tqdm
-
+    def _scenario(self, scenario: Scenario, rows: list[Row]) -> dict[str, list[Part]]:
+        """Settle the rows but for their figures; the captures to be judged, by condition."""
         begun = time.monotonic()
         broken = False
         left = {row.condition: row for row in rows}
@@ -135,12 +143,21 @@ class Driver:
                 left.clear()
         if broken:
             self._stop()  # after a CUDA fault, say, no engine would run in this process any more
-        self._judge(rows, parts, scenario.dtype_on(self.device))
-        verdicts = ", ".join(f"{r.condition} {r.verdict}" for r in rows)
-        tqdm.write(f"{scenario.name}: {verdicts} ({time.monotonic() - begun:.0f} s)")
+        for row in rows:
+            row.engine_seconds = round(time.monotonic() - begun, 1)
+        return parts
 
-    def _judge(self, rows: list[Row], parts: Mapping[str, list[Part]], dtype: str) -> None:
+    def _judge(
+        self,
+        scenario: Scenario,
+        rows: list[Row],
+        parts: Mapping[str, list[Part]],
+        wrote: Callable[[], None],
+    ) -> None:
         """Compare with the oracle; what plain rounding does is taken over the whole engine."""
+        from tqdm import tqdm
+
+        dtype = scenario.dtype_on(self.device)
         plain = self.oracle.plain_error([p for found in parts.values() for p in found], dtype)
         for row in rows:
             found = parts.get(row.condition)
@@ -150,13 +167,18 @@ class Driver:
             if not fault:
                 row.figures = self.oracle.figures(found, dtype, plain)
                 fault = row.figures.fault()
-            if fault and row.verdict == "ok":
+            if fault and row.verdict == UNJUDGED:
                 row.verdict = f"failed: {fault}"
+            elif row.verdict == UNJUDGED:
+                row.verdict = "ok"
+        verdicts = ", ".join(f"{r.condition} {r.verdict}" for r in rows)
+        tqdm.write(f"{scenario.name}: {verdicts} ({rows[0].engine_seconds:.0f} s)")
+        wrote()
 
     def _messages(self, scenario: Scenario, conditions: list[str]) -> Iterator[Any]:
         """What the child says of the scenario; last a verdict, where it died or hung."""
         child = self._child_for(scenario)
-        patience = max(300.0, PATIENCE * (scenario.seconds_on(self.device) or 0))
+        patience = max(PATIENCE_S[self.device], PATIENCE * (scenario.seconds_on(self.device) or 0))
         asked = Scenario(**{**_fields(scenario), "conditions": tuple(conditions)})
         try:
             child.connection.send((asked, self.models.path(scenario.model)))
@@ -243,7 +265,7 @@ def _record(message: Tried, row: Row) -> list[Part]:
     elif not seen.parts:
         row.verdict = "failed: nothing was captured"
     else:
-        row.verdict = "ok"
+        row.verdict = UNJUDGED
     return seen.parts
 
 

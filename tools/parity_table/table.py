@@ -16,8 +16,11 @@ from .scenarios import Scenario
 
 @dataclass(slots=True)
 class Row:
-    """One condition on one engine. ``verdict`` is "ok", or begins with "failed", "refused: " or
-    "not run: "."""
+    """One condition on one engine.
+
+    ``verdict`` is "ok", or begins with "failed", "refused: " or "not run: ". ``seconds`` is the
+    condition's time, ``engine_seconds`` that of the engine with its start and all conditions.
+    """
 
     scenario: str
     condition: str
@@ -31,6 +34,7 @@ class Row:
     recomputed: int = 0
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    engine_seconds: float = 0.0
     date: str = ""
     commit: str = ""
     verdict: str = "not run: not reached"
