@@ -138,7 +138,6 @@ def test_a_dead_process_fails_its_rows_and_the_next_engine_gets_another(
 ) -> None:
     """``print`` in place of the child's loop: it writes its arguments and is gone."""
     monkeypatch.setattr(drive, "serve", print)
-    monkeypatch.setattr(Models, "path", lambda self, name: tmp_path)
     models = Models(tmp_path, tmp_path, None)
     jobs = [(s, planned(s, "cpu")) for s in (Scenario("a"), Scenario("b"))]
     written = []

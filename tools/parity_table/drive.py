@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .judge import Oracle
-from .models import Missing, Models
+from .models import Models
 from .scenarios import Scenario
 from .session import Part
 from .table import Row, runner_name
@@ -114,11 +114,7 @@ class Driver:
             seconds += PROCESS_S[self.device]
         if time.monotonic() - self.begun + seconds > self.budget_s:
             return "budget"
-        try:
-            self.models.path(scenario.model)
-        except Missing as missing:
-            return str(missing)
-        return ""
+        return self.models.missing(scenario.model)
 
     # ------------------------------------------------------------ one scenario
 
@@ -181,7 +177,7 @@ class Driver:
         patience = max(PATIENCE_S[self.device], PATIENCE * (scenario.seconds_on(self.device) or 0))
         asked = Scenario(**{**_fields(scenario), "conditions": tuple(conditions)})
         try:
-            child.connection.send((asked, self.models.path(scenario.model)))
+            child.connection.send(asked)
             while child.connection.poll(patience):
                 message = child.connection.recv()
                 if isinstance(message, Ended):

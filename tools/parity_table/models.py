@@ -12,10 +12,6 @@ from tiny_models import ARCHITECTURES, TOKENIZER_FILES, make_tiny
 QUANTISED = ("llama-gptq", "llama-awq", "llama-fp8")
 
 
-class Missing(Exception):
-    """A model that is not on this machine, and how to give it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Models:
     """Makes what is asked for below ``folder``, once.
@@ -27,11 +23,19 @@ class Models:
     tokenizer: Path
     smollm2: Path | None
 
+    def missing(self, name: str) -> str:
+        """Why there can be no such model here, if so."""
+        if name == "smollm2" and self.smollm2 is None:
+            return "SmolLM2's weights are not here: give --smollm2 DIR"
+        return ""
+
     def path(self, name: str) -> Path:
-        """Folder of a model by the name that scenarios use."""
-        if name == "smollm2":
-            if self.smollm2 is None:
-                raise Missing("SmolLM2's weights are not here: give --smollm2 DIR")
+        """Folder of a model by the name that scenarios use.
+
+        For the engines' process alone: transformers loads a model under a default dtype that all
+        threads of a process share, and the driver's process loads oracles in a thread.
+        """
+        if name == "smollm2" and self.smollm2 is not None:
             return self.smollm2
         if name in ARCHITECTURES:
             return make_tiny(name, self.folder, self.tokenizer)

@@ -66,15 +66,16 @@ def serve(connection: Connection, models: Models, device: str, log: str) -> None
     os.dup2(descriptor, 2)
     while True:
         try:
-            scenario, path = connection.recv()
+            scenario = connection.recv()
         except EOFError:
             return
-        for message in _run(scenario, path, models, device):
+        for message in _run(scenario, models, device):
             connection.send(message)
         connection.send(Ended())
 
 
-def _run(scenario: Scenario, path: Path, models: Models, device: str) -> Any:
+def _run(scenario: Scenario, models: Models, device: str) -> Any:
+    path = models.path(scenario.model)
     started, engine = _start(scenario, path, device)
     yield started
     if engine is None:
