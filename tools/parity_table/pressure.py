@@ -116,14 +116,14 @@ def _preemptions(session: Session) -> float:
 def cancelled(session: Session) -> Observed:
     """Aborted before, during and after prefill; then exact captures and nothing left behind."""
     seen = Observed()
-    requests = session.products(*QUERIES[:3], NULL_QUERY, seed=8)
+    requests = session.products(*QUERIES[:3], NULL_QUERY, seed=8, documents=4)
     prompts = [as_prompt(r) for r in requests]
     probes = [r.probe for r in requests]
-    for stage in (0, 1, 4, 20, 45):
+    for stage in (0, 1, 5, 24):
         session.cold()
         with _AbortAtStep(session.engine.llm.llm_engine, stage) as abort:
             try:
-                session.engine.probe(prompts, probes, greedy(48, ignore_eos=True))
+                session.engine.probe(prompts, probes, greedy(24, ignore_eos=True))
             except Exception as error:
                 seen.notes.append(f"step {stage}: {type(error).__name__}: {error}")
         if not abort.done:
