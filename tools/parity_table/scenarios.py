@@ -113,7 +113,14 @@ ARCHS = ("mistral", "qwen2", "qwen3", "phi3", "granite", "gemma2", "gemma3", "gp
 
 SCENARIOS: tuple[Scenario, ...] = (
     # The runner that vLLM chooses by itself.
-    Scenario("SmolLM2, as vLLM starts it", "smollm2", cpu_s=75, gpu_s=55, in_process=False),
+    Scenario(
+        "SmolLM2, as vLLM starts it",
+        "smollm2",
+        ("cold", "repeat", "pair", "warm", "mixed", "all-heads"),
+        cpu_s=90,
+        gpu_s=55,
+        in_process=False,
+    ),
     Scenario("tiny llama, compiled", cpu_s=30, gpu_s=25),
     _graphs("FULL_AND_PIECEWISE", "default runner", {}),
     _graphs("PIECEWISE", "default runner", {}),
