@@ -13,27 +13,31 @@ from hook_runtime.specs import CaptureRequest
 
 
 def reference_attention(
-    model_dir: str | Path, requests: Sequence[CaptureRequest], dtype: Any = None
+    model_dir: str | Path,
+    requests: Sequence[CaptureRequest],
+    dtype: Any = None,
+    device: str = "cpu",
 ) -> list[np.ndarray]:
     """What each request's capture must be: float32 [heads, columns], in request order.
 
-    ``dtype`` is the torch dtype the model runs in, float32 by default; the averages over the
-    query rows are taken in float64. Holds the attention of every layer: short prompts only.
+    ``dtype`` and ``device`` are torch's, of what the model runs in, by default float32 on the CPU;
+    the averages over the query rows are taken in float64. Holds the attention of every layer:
+    short prompts only.
     """
     import torch
 
-    model = _model(str(model_dir), dtype or torch.float32)
+    model = _model(str(model_dir), dtype or torch.float32, device)
     answers = []
     for request in requests:
         with torch.no_grad():
             output = model(
-                input_ids=torch.tensor([request.prompt_token_ids]),
+                input_ids=torch.tensor([request.prompt_token_ids], device=device),
                 output_attentions=True,
                 use_cache=False,
             )
         probe = request.probe
         first, last = probe.query_span
-        layers = [w[0, :, first:last].double().mean(dim=1).numpy() for w in output.attentions]
+        layers = [w[0, :, first:last].double().mean(dim=1).cpu().numpy() for w in output.attentions]
         heads = probe.heads
         if heads == "all":
             heads = [(i, h) for i in range(len(layers)) for h in range(layers[0].shape[0])]
@@ -48,9 +52,10 @@ def reference_attention(
 
 
 @functools.lru_cache(maxsize=1)
-def _model(model_dir: str, dtype: Any) -> Any:
+def _model(model_dir: str, dtype: Any, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         model_dir, attn_implementation="eager", dtype=dtype
-    ).eval()
+    )
+    return model.to(device).eval()

@@ -1,0 +1,1 @@
+"""The parity table: captures of real engines under every condition, against transformers."""
