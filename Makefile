@@ -1,10 +1,11 @@
 # Each target first sets up .venv (tools/setup.py: CPU or NVIDIA, tested versions) or re-uses it.
-# PYTHON=python3.12 picks the interpreter, EXTRA=cpu or gpu the engine, ARGS goes to pytest.
+# PYTHON=python3.12 picks the interpreter, EXTRA=cpu or gpu the engine, ARGS goes to pytest
+# and to bench-gpu.
 PYTHON ?= python3
 EXTRA ?=
 ARGS ?=
 
-.PHONY: demo test check bench setup
+.PHONY: demo test check bench bench-gpu setup
 
 demo: setup
 	.venv/bin/core-rerank demo
@@ -20,6 +21,9 @@ check: setup
 
 bench: setup
 	.venv/bin/python -m core_rerank.eval.bench
+
+bench-gpu: setup
+	.venv/bin/python -m core_rerank.eval.bench_gpu $(ARGS)
 
 setup:
 	@$(PYTHON) tools/setup.py $(if $(EXTRA),--extra $(EXTRA))
