@@ -254,6 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu-share", type=float, default=GPU_SHARE, help="of the GPU's memory, for each engine")
     for field in fields(Load):
         add(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
+    add("--eager", action="store_true", help="compile nothing: for a quick trial")
     add("--rows", help=f"some of {','.join((*MAIN, *OPTIONAL))}; by default {','.join(MAIN)}")
     add("--sweep", nargs="*", type=int, help="also vary max_num_batched_tokens")
     add("--rivals", action="store_true", help="also listwise generation and a cross-encoder")
@@ -314,6 +315,8 @@ def _settings(
         tokenizer = Path(resolve_model("smollm2-135m-instruct").path_or_id)
     model = arguments.model or shapes.mistral_7b(folder, tokenizer)
     share = engine_arguments(arguments.max_model_len, arguments.load_format, arguments.gpu_share)
+    if arguments.eager:
+        share["enforce_eager"] = True
     heads = tuple(Head.parse(name) for name in arguments.heads)
     return Settings(
         engines=Engines(model, heads, share),

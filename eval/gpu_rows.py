@@ -228,14 +228,14 @@ def floor(
 def floor_share(rows: Sequence[Row], figures: Sequence[Figure]) -> list[Figure]:
     """The share of the floor (with attention) that captured and plain queries reach."""
     top = next(f.value for f in figures if f.name.endswith("with attention"))
-    found = []
+    shares = {}
     for row in rows:
-        if row.speeds is None:
-            continue
-        for side, speed in zip(("captured", "plain"), row.speeds, strict=True):
-            what = row.claim.removeprefix("captured / plain ")
-            found.append(Figure(f"share of the floor, {side}: {what}", 100 * speed / top, "%"))
-    return found
+        assert row.speeds is not None
+        captured, plain = (100 * speed / top for speed in row.speeds)
+        where, what = row.claim.removeprefix("captured / plain ").split(", ", 1)
+        shares[f"captured, {what}"] = captured
+        shares[f"plain {where}, {what}"] = plain
+    return [Figure(f"of the floor: {name}", share, "%") for name, share in shares.items()]
 
 
 def memory(hooked: HookLLM) -> list[Figure]:
