@@ -148,31 +148,26 @@ class GpuBench:
         import hook_runtime
 
         s = self._s
-        start: Any = getattr(hook_runtime, "AsyncHookLLM", None)
-        if start is None:
+        engine: Any = getattr(hook_runtime, "AsyncHookLLM", None)
+        if engine is None:
             self._report.leave_out("data-parallel", "not run: hook_runtime has no AsyncHookLLM")
             return
         tokenizer = _tokenizer(s.engines.model)
 
         def pairs(number: int) -> list[workloads.Pair]:
-            made = [s.load.pairs(tokenizer, self._heads, seed=1000 * number + n) for n in range(2)]
-            return [pair for some in made for pair in some]
+            seeds = (2 * number, 2 * number + 1)
+            return [pair for n in seeds for pair in s.load.pairs(tokenizer, self._heads, seed=n)]
 
-        options = {"heads": self._heads, "layers": "auto", **s.engines.arguments}
-        model = str(s.engines.model)
-        several = start(model, data_parallel_size=s.gpus, **options)
-        try:
-            single = start(model, **options)
-            try:
-                self._report.add(
-                    await gpu_rows.data_parallel(
-                        several, single, s.gpus, pairs, s.load.repeats, self._tick
-                    )
-                )
-            finally:
-                await gpu_rows.close(single)
-        finally:
-            await gpu_rows.close(several)
+        model, options = str(s.engines.model), dict(s.engines.arguments)
+        options |= {"heads": self._heads, "layers": "auto"}
+        async with (
+            await engine.start(model, data_parallel_size=s.gpus, **options) as several,
+            await engine.start(model, **options) as single,
+        ):
+            self._about(several)
+            repeats = s.load.repeats
+            row = await gpu_rows.data_parallel(several, single, s.gpus, pairs, repeats, self._tick)
+            self._report.add(row)
 
     # ------------------------------------------------------------ rows
 

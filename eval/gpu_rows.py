@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -310,13 +309,6 @@ async def data_parallel(
     comparison = summarise(seconds["several"], seconds["single"]).times(1 / gpus)
     claim = f"data parallel: {queries} queries on {gpus} GPUs / {gpus} x one GPU"
     return Row(claim, comparison, "at least 0.95", 0.95, float("inf"), queries, "queries")
-
-
-async def close(engine: Any) -> None:
-    """Close an engine whose ``close`` may have to be awaited."""
-    closing = engine.close()
-    if inspect.isawaitable(closing):
-        await closing
 
 
 def seconds_per_query(

@@ -166,9 +166,9 @@ class FakeEngines(Engines):
         )
 
 
-def bench(tmp_path: Path, engines: Engines, budget: float, *rows: str) -> Report:
+def bench(tmp_path: Path, engines: Engines, budget: float, *rows: str, gpus: int = 1) -> Report:
     settings = bench_gpu.Settings(
-        engines, Load(), rows, (1, 2), 1, budget, 64, tmp_path, None, None
+        engines, Load(), rows, (1, 2), gpus, budget, 64, tmp_path, None, None
     )
     report = Report({}, tmp_path / "out.json")
     bench_gpu.GpuBench(settings, report, lambda: None).run()
@@ -242,3 +242,43 @@ def test_a_checkout_that_is_not_installed_is_enough() -> None:
         code = path.read_text(encoding="utf-8")
         assert "from core_rerank.eval" not in code
         assert "import core_rerank.eval" not in code
+
+
+def test_data_parallel_starts_both_engines_and_closes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, Any]] = []
+    closed: list[int] = []
+
+    class Engine:
+        model = SimpleNamespace(device="gpu", dtype="bfloat16")
+        runner = "v2"
+
+        @classmethod
+        async def start(cls, model: str, **options: Any) -> Any:
+            started.append(options)
+            return cls()
+
+        async def capture(self, requests: list[Any]) -> list[Any]:
+            await asyncio.sleep(0.001)
+            return requests
+
+        async def __aenter__(self) -> Any:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            closed.append(1)
+
+    import hook_runtime
+
+    monkeypatch.setattr(hook_runtime, "AsyncHookLLM", Engine, raising=False)
+    monkeypatch.setattr(bench_gpu, "_tokenizer", lambda _: range(1000))
+    report = bench(tmp_path, FakeEngines(), 1e9, "data-parallel", gpus=2)
+    assert not report.missing
+    assert [options.get("data_parallel_size") for options in started] == [2, None]
+    assert all(options["layers"] == "auto" for options in started)
+    assert len(closed) == 2
+    assert report.rows[0].claim == "data parallel: 16 queries on 2 GPUs / 2 x one GPU"
+    monkeypatch.setattr(hook_runtime, "AsyncHookLLM", None)
+    report = bench(tmp_path, FakeEngines(), 1e9, "data-parallel", gpus=2)
+    assert report.missing == {"data-parallel": "not run: hook_runtime has no AsyncHookLLM"}
