@@ -332,7 +332,7 @@ def seconds_per_query(
         note = (
             f"{statistics.median(r.input_tokens for r in taken):.0f} tokens in, "
             f"{statistics.median(r.output_tokens for r in taken):.0f} out, "
-            f"{sum(r.failures for r in taken)} answers mended"
+            f"answers mended: {sum(r.failures for r in taken)}"
         )
         seconds = statistics.median(r.seconds for r in taken)
         beside = rival.name if name == "core" else core.name
