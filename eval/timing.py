@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .measures import SEED
@@ -48,23 +48,44 @@ def compare(
     after_each: Callable[[], object] = lambda: None,
     alternate: bool = True,
 ) -> Comparison:
-    """Run ``a`` and ``b`` in turn, after one warm-up of both.
+    """Run ``a`` and ``b`` in turn, after one warm-up of both; see `interleave`."""
+    seconds = interleave(
+        {"a": a, "b": b},
+        repeats,
+        before=lambda _, repeat: before(repeat),
+        after_each=after_each,
+        rotate=alternate,
+    )
+    return summarise(seconds["a"], seconds["b"])
 
-    ``before`` runs untimed before every run; ``after_each`` after every run, for a progress bar.
-    The first of a pair alternates, unless ``alternate`` is False: then ``a`` always comes first.
+
+def interleave(
+    actions: Mapping[str, Action],
+    repeats: int,
+    *,
+    before: Callable[[str, int], object] = lambda _name, _repeat: None,
+    after_each: Callable[[], object] = lambda: None,
+    rotate: bool = True,
+) -> dict[str, tuple[float, ...]]:
+    """Seconds of every action in each of ``repeats`` rounds, after one warm-up round.
+
+    ``before`` runs untimed before every run and is told whose it is; ``after_each`` after every
+    run, for a progress bar. Another action begins each round, unless ``rotate`` is False: then the
+    order is always the one given.
     """
-    seconds: dict[bool, list[float]] = {False: [], True: []}
+    names = list(actions)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(-1, repeats):
-        swapped = alternate and repeat % 2 == 0
-        for second in (swapped, not swapped):
-            before(repeat)
+        first = (repeat + 1) % len(names) if rotate else 0
+        for name in [*names[first:], *names[:first]]:
+            before(name, repeat)
             start = time.perf_counter()
-            (b if second else a)(repeat)
+            actions[name](repeat)
             taken = time.perf_counter() - start
             if repeat >= 0:
-                seconds[second].append(taken)
+                seconds[name].append(taken)
             after_each()
-    return summarise(seconds[False], seconds[True])
+    return {name: tuple(values) for name, values in seconds.items()}
 
 
 def summarise(a: Sequence[float], b: Sequence[float], samples: int = 10_000) -> Comparison:

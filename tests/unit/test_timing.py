@@ -1,16 +1,12 @@
-"""Interleaved comparisons with a clock that the test controls, and the bench's verdicts."""
+"""Interleaved comparisons with a clock that the test controls."""
 
 from __future__ import annotations
-
-import json
-import math
-from pathlib import Path
 
 import pytest
 
 from core_rerank.eval import timing
-from core_rerank.eval.bench import Row, print_table, runs, write_json
-from core_rerank.eval.timing import Comparison, compare, summarise
+from core_rerank.eval.bench import runs
+from core_rerank.eval.timing import Comparison, compare, interleave, summarise
 
 
 @pytest.fixture
@@ -63,31 +59,27 @@ def test_the_ratio_is_the_median_of_the_pairs() -> None:
             summarise(a, b)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "low", "high", "verdict"),
-    [
-        (1.0, 0.99, 1.02, "met"),
-        (1.0, 0.99, 1.05, "met, within noise"),
-        (1.04, 0.99, 1.05, "unclear"),
-        (1.05, 1.04, 1.06, "missed"),
-    ],
-)
-def test_verdicts(ratio: float, low: float, high: float, verdict: str) -> None:
-    row = Row("x", Comparison((1.0,), (1.0,), ratio, low, high), "at most 1.03", 0.0, 1.03)
-    assert row.verdict == verdict
+def test_every_side_begins_in_turn(clock: list[float]) -> None:
+    order: list[str] = []
+    sides = {"a": 1.0, "b": 2.0, "c": 4.0}
 
+    def action(name: str) -> timing.Action:
+        def run(repeat: int) -> None:
+            order.append(f"{name}{repeat}")
+            _advance(clock, sides[name] + repeat)
 
-def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    comparison = Comparison((1.0,), (5.0,), 5.0, 4.5, 5.5)
-    row = Row("warm is faster", comparison, "at least 4", 4.0, math.inf)
-    print_table([row])
-    assert "warm is faster" in capsys.readouterr().out
-    write_json([row], tmp_path / "new" / "bench.json", {"device": "cpu"})
-    written = json.loads((tmp_path / "new" / "bench.json").read_text())
-    assert written["device"] == "cpu"
-    assert written["results"][0]["verdict"] == "met"
-    assert written["results"][0]["a"] == [1.0]
+        return run
+
+    prepared: list[str] = []
+    seconds = interleave(
+        {name: action(name) for name in sides},
+        2,
+        before=lambda name, repeat: prepared.append(f"{name}{repeat}"),
+    )
+    assert order == ["a-1", "b-1", "c-1", "b0", "c0", "a0", "c1", "a1", "b1"]
+    assert prepared == order
+    assert seconds == {"a": (1.0, 2.0), "b": (2.0, 3.0), "c": (4.0, 5.0)}
 
 
 def test_length_of_the_bar() -> None:
-    assert runs(9) == 2 * (4 * 10 + 28)
+    assert runs(9) == 2 * 4 * 10 + 4 * 37
