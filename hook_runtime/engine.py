@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import compat
-from .errors import ClosedError, ProbeError
+from .errors import ClosedError, IncompleteCaptureError, ProbeError
 from .exchange import merge_ranks, one_token, per_prompt
 from .guard import refuse_unguarded_script
 from .options import check_running, engine_options, model_info, raise_refusal
@@ -262,6 +262,12 @@ class HookLLM:
                 [*(s.params for s in batch), *ordinary.params],
                 use_tqdm=progress,
             )
+            expected = len(batch) + len(ordinary.prompts)
+            if len(outputs) != expected:
+                raise IncompleteCaptureError(
+                    f"vLLM returned {len(outputs)} outputs for {expected} requests: some were "
+                    "aborted from outside while the batch ran. Run the batch again."
+                )
         return outputs, self._take(batch)
 
     @contextlib.contextmanager
