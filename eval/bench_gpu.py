@@ -160,13 +160,10 @@ class GpuBench:
 
         model, options = str(s.engines.model), dict(s.engines.arguments)
         options |= {"heads": self._heads, "layers": "auto"}
-        async with (
-            await engine.start(model, data_parallel_size=s.gpus, **options) as several,
-            await engine.start(model, **options) as single,
-        ):
+        async with await engine.start(model, data_parallel_size=s.gpus, **options) as several:
             self._about(several)
             repeats = s.load.repeats
-            row = await gpu_rows.data_parallel(several, single, s.gpus, pairs, repeats, self._tick)
+            row = await gpu_rows.data_parallel(several, s.gpus, pairs, repeats, self._tick)
             self._report.add(row)
 
     # ------------------------------------------------------------ rows

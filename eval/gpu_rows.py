@@ -279,19 +279,17 @@ def profiled(hooked: HookLLM, load: Load, heads: tuple[Head, ...]) -> str:
 
 async def data_parallel(
     several: Any,
-    single: Any,
     gpus: int,
     pairs: Callable[[int], list[workloads.Pair]],
     repeats: int,
     tick: Tick,
 ) -> Row:
-    """Throughput on ``gpus`` GPUs over ``gpus`` times that on one, each given the same queries.
+    """Throughput of all GPUs of ``several`` over ``gpus`` times that of its first one.
 
-    ``several`` and ``single`` have ``await capture(requests)``; ``pairs`` gives new prompts for
-    every number, so that no prefix cache holds them.
+    ``several`` is an AsyncHookLLM; ``pairs`` gives new prompts for every number, so that no
+    prefix cache holds them.
     """
     seconds: dict[str, list[float]] = {"several": [], "single": []}
-    engines = {"several": several, "single": single}
     queries = 0
     loop = asyncio.get_running_loop()
     for repeat in range(-1, repeats):
@@ -301,7 +299,8 @@ async def data_parallel(
             queries = len(made)
             requests = [request for pair in made for request in pair]
             start = loop.time()
-            await engines[name].capture(requests)
+            several.use_engines(gpus if name == "several" else 1)
+            await several.capture(requests)
             taken = loop.time() - start
             if repeat >= 0:
                 seconds[name].append(taken)

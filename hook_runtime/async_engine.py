@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from . import compat
@@ -40,9 +42,10 @@ class AsyncHookLLM:
         self._requests = itertools.count()
         self._growing = asyncio.Lock()
         self._whole_prompts = asyncio.Lock()
-        self._fetcher = Fetcher(self._rpc)
-        parallel = engine.vllm_config.parallel_config.data_parallel_size
-        self._router = Router(parallel) if parallel > 1 else None
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._engines = compat.count_engines(engine.engine_core)
+        self._fetchers = [Fetcher(partial(self._rpc_on, rank)) for rank in range(self._engines)]
+        self._router = Router(self._engines)
 
     @classmethod
     async def start(
@@ -106,17 +109,21 @@ class AsyncHookLLM:
             async for output in self.engine.generate(prompt, sampling_params, **kwargs):
                 yield output
 
-    async def capture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
+    async def capture(
+        self, requests: Sequence[CaptureRequest], on_done: Callable[[], object] = lambda: None
+    ) -> list[Capture]:
         """Run all requests, in batches with everybody else's; captures in request order.
 
-        Errors are those of ``HookLLM.capture``; the first cancels the other requests of the call.
+        ``on_done`` is called after each. Errors are those of ``HookLLM.capture``; the first
+        cancels the other requests of the call.
         """
         requests = list(requests)
         self._check_open()
         for request in requests:
             self._session.check(request)
-        await self._ensure_held(requests)
-        return await self._in_turn(requests)
+        with self._call():
+            await self._ensure_held(requests)
+            return await self._in_turn(requests, on_done)
 
     async def probe(
         self, prompt: Any, probe: AttentionProbe, sampling_params: Any = None
@@ -128,8 +135,15 @@ class AsyncHookLLM:
             sampling_params = await self._default_params()
         request = probed_request(prompt, probe, self._tokenizer)
         self._session.check(request)
-        await self._ensure_held([request])
-        return await self._captured(request, sampling_params)
+        with self._call():
+            await self._ensure_held([request])
+            return await self._captured(request, sampling_params, asyncio.Event())
+
+    def use_engines(self, count: int) -> None:
+        """Send new requests to the first so many data-parallel engines only."""
+        if not 1 <= count <= self._engines:
+            raise ValueError(f"{count} engines asked for, of {self._engines} that there are.")
+        self._router = Router(count)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError once vLLM's engine process is gone, ClosedError after ``close``."""
@@ -147,7 +161,12 @@ class AsyncHookLLM:
         if self._closed:
             return
         self._closed = True
-        await self._fetcher.close()
+        calls = self._calls - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        for fetcher in self._fetchers:
+            await fetcher.close()
         self.engine.shutdown()
 
     async def __aenter__(self) -> AsyncHookLLM:
@@ -158,12 +177,30 @@ class AsyncHookLLM:
 
     # ------------------------------------------------------------ one request
 
-    async def _in_turn(self, requests: list[CaptureRequest]) -> list[Capture]:
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        """A call that ``close`` ends: its caller then gets ClosedError, not a cancellation."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._closed:
+                task.uncancel()
+                self._check_open()
+            raise
+        finally:
+            self._calls.discard(task)
+
+    async def _in_turn(
+        self, requests: list[CaptureRequest], on_done: Callable[[], object]
+    ) -> list[Capture]:
         """No more of one call is in the engine than keeps it busy: vLLM serves first come first,
         and another caller's request would wait for all of it."""
-        limit = STEPS_AHEAD * self._session.max_num_batched_tokens
+        limit = STEPS_AHEAD * self._session.max_num_batched_tokens * self._engines
         tasks: list[asyncio.Task[tuple[Any, Capture]]] = []
-        in_engine: dict[asyncio.Task[tuple[Any, Capture]], int] = {}
+        in_engine: dict[asyncio.Task[Any], int] = {}
         try:
             for request in requests:
                 size = len(request.prompt_token_ids)
@@ -171,23 +208,38 @@ class AsyncHookLLM:
                     done, _ = await asyncio.wait(in_engine, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         del in_engine[task]
-                        task.result()  # raises at once what went wrong
-                tasks.append(asyncio.create_task(self._captured(request, one_token())))
-                in_engine[tasks[-1]] = size
+                    for task in tasks:
+                        if task.done():
+                            task.result()  # raises at once what went wrong
+                left_engine = asyncio.Event()
+                tasks.append(asyncio.create_task(self._captured(request, one_token(), left_engine)))
+                tasks[-1].add_done_callback(lambda _: on_done())
+                in_engine[asyncio.create_task(left_engine.wait())] = size
             return [capture for _, capture in await asyncio.gather(*tasks)]
         except BaseException:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        finally:
+            for task in in_engine:
+                task.cancel()
 
-    async def _captured(self, request: CaptureRequest, params: Any) -> tuple[Any, Capture]:
-        if request.probe.heads != "all":
-            return await self._run(request, params)
-        async with self._whole_prompts:  # each needs a prefill step with room for its whole prompt
-            return await self._run(request, params)
+    async def _captured(
+        self, request: CaptureRequest, params: Any, left_engine: asyncio.Event
+    ) -> tuple[Any, Capture]:
+        """Sets ``left_engine`` once the request is computed: fetching needs no room there."""
+        try:
+            if request.probe.heads != "all":
+                return await self._run(request, params, left_engine)
+            async with self._whole_prompts:  # each needs a step with room for its whole prompt
+                return await self._run(request, params, left_engine)
+        finally:
+            left_engine.set()
 
-    async def _run(self, request: CaptureRequest, params: Any) -> tuple[Any, Capture]:
+    async def _run(
+        self, request: CaptureRequest, params: Any, left_engine: asyncio.Event
+    ) -> tuple[Any, Capture]:
         """The output is the first try's: later ones only capture."""
         session = self._session
         output: Any = None
@@ -196,22 +248,27 @@ class AsyncHookLLM:
             submission = session.submission(
                 request, params if attempt == 0 else one_token(), fresh=attempt > 0
             )
-            ended = await self._submit(submission)
+            rank, ended = await self._submit(submission)
+            left_engine.set()
             output = output or ended
-            result = merge_ranks(await self._fetcher.fetch(submission.capture_id), request)
+            workers = await self._fetchers[rank].fetch(submission.capture_id)
+            result = merge_ranks(workers, request)
             if result.get("stale"):
-                session.leave_cache()
+                session.leave_cache(submission)
             if "incomplete" not in result:
                 return output, session.capture(request, result, ended, attempt > 0)
         return output, session.capture(request, result, output, redone=True)
 
-    async def _submit(self, submission: Submission) -> Any:
-        """The request's final output. Cancelled, vLLM aborts it, and its capture is dropped."""
-        request, rank = submission.request, None
+    async def _submit(self, submission: Submission) -> tuple[int, Any]:
+        """The engine that ran the request, and its final output.
+
+        Cancelled, vLLM aborts it, and its capture is dropped.
+        """
+        request = submission.request
         size = len(request.prompt_token_ids)
-        if self._router is not None:
-            before = request.prompt_token_ids[: request.probe.query_span[0]]
-            rank = self._router.assign(hash(before), size)
+        before = request.prompt_token_ids[: request.probe.query_span[0]]
+        router = self._router
+        rank = router.assign(hash(before), size)
         final = None
         try:
             with engine_alive():
@@ -219,17 +276,16 @@ class AsyncHookLLM:
                     submission.prompt,
                     submission.params,
                     self._request_id(),
-                    data_parallel_rank=rank,
+                    data_parallel_rank=rank if self._engines > 1 else None,
                 ):
                     final = output
         except BaseException:
             if not self._closed:
-                self._fetcher.discard(submission.capture_id)
+                self._fetchers[rank].discard(submission.capture_id)
             raise
         finally:
-            if self._router is not None and rank is not None:
-                self._router.release(rank, size)
-        return final
+            router.release(rank, size)
+        return rank, final
 
     def _request_id(self) -> str:
         return f"hook-runtime-{next(self._requests)}"
@@ -242,8 +298,15 @@ class AsyncHookLLM:
     # ------------------------------------------------------------ the workers
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        """The answers of all workers of all engines."""
+        answers = await asyncio.gather(
+            *(self._rpc_on(rank, method, *args) for rank in range(self._engines))
+        )
+        return [answer for engine in answers for answer in engine]
+
+    async def _rpc_on(self, rank: int, method: str, *args: Any) -> list[Any]:
         with engine_alive():
-            return await compat.call_every_engine(self.engine.engine_core, method, args)
+            return await compat.call_engine(self.engine.engine_core, rank, method, args)
 
     async def _install(self, heads: frozenset[Head]) -> None:
         vllm_config = self.engine.vllm_config
@@ -251,7 +314,7 @@ class AsyncHookLLM:
         installed = await self._rpc("hook_runtime_install")
         raise_refusal(installed)
         info = model_info(vllm_config, self._name, self._options, installed)
-        self._session = Session(info, vllm_config, installed)
+        self._session = Session(info, vllm_config, installed, self._engines)
         self._tokenizer = self.engine.get_tokenizer()
         if asyncio.iscoroutine(self._tokenizer):
             self._tokenizer = await self._tokenizer
@@ -259,7 +322,7 @@ class AsyncHookLLM:
         self.runner = str(installed[0]["runner"])
         info.check_heads(heads)
         if heads:
-            await self._hold(heads)
+            await self._hold(heads, first=True)
 
     async def _ensure_held(self, requests: Sequence[CaptureRequest]) -> None:
         if self._session.to_hold(requests) is None:
@@ -269,8 +332,12 @@ class AsyncHookLLM:
             if heads is not None:
                 await self._hold(heads)
 
-    async def _hold(self, heads: frozenset[Head]) -> None:
-        workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(heads))
+    async def _hold(self, heads: frozenset[Head], first: bool = False) -> None:
+        try:
+            workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(heads, first))
+        except BaseException:
+            self._session.let_go()
+            raise
         refusal = self._session.refused(heads, workers)
         if refusal is not None:
             if any("bytes" in worker for worker in workers):  # these let go of what they held

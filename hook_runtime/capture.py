@@ -210,6 +210,7 @@ class CaptureState:
             if chunk.stop == chunk.request.prompt_len:
                 self._finish(chunk.request)
         self._chunks, self._whole = [], []
+        self.results.settle()
 
     def _score_step(self) -> None:
         if self._calls != len(self.geometry):

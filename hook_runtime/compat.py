@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import multiprocessing.connection
@@ -121,17 +120,21 @@ def wake_when_engine_dies(engine_core: Any) -> None:
     threading.Thread(target=watch, name="hook_runtime engine watch", daemon=True).start()
 
 
-async def call_every_engine(engine_core: Any, method: str, args: tuple[Any, ...]) -> list[Any]:
-    """``collective_rpc`` on every data-parallel engine: the answers of all workers, in one list.
+def count_engines(engine_core: Any) -> int:
+    """How many data-parallel engines this asynchronous client talks to."""
+    return max(1, len(getattr(engine_core, "core_engines", None) or ()))
 
-    vLLM's own asks all engines too, but returns the first one's answers.
+
+async def call_engine(engine_core: Any, rank: int, method: str, args: tuple[Any, ...]) -> list[Any]:
+    """``collective_rpc`` on one of the client's engines: the answers of its workers.
+
+    vLLM's own asks all engines, but returns the first one's answers.
     """
-    engines = getattr(engine_core, "core_engines", None) or []
-    if len(engines) < 2:
+    if count_engines(engine_core) == 1:
         return await engine_core.collective_rpc_async(method, None, args, None)
     call = attribute(engine_core, "_call_utility_async")
-    asked = [call("collective_rpc", method, None, args, None, engine=e) for e in engines]
-    return [answer for answers in await asyncio.gather(*asked) for answer in answers]
+    engine = engine_core.core_engines[rank]
+    return await call("collective_rpc", method, None, args, None, engine=engine)
 
 
 # ---------------------------------------------------------------- the worker's side

@@ -90,7 +90,7 @@ class HookLLM:
             self.runner = str(installed[0]["runner"])
             self.model.check_heads(chosen)
             if chosen:
-                self._hold(frozenset(chosen))
+                self._hold(frozenset(chosen), first=True)
         except BaseException:
             self.close()
             raise
@@ -217,16 +217,18 @@ class HookLLM:
         session = self._session
         outputs: list[Any] = []
         results: list[dict[str, Any]] = []
+        sent: list[Submission] = []
         for group in self._groups(requests):
             batch = [session.submission(requests[i], params[i]) for i in group]
             last = group.stop == len(requests)
             new_outputs, new_results = self._submit(batch, ordinary if last else _NONE, progress)
             outputs.extend(new_outputs)
             results.extend(new_results)
+            sent.extend(batch)
         again = [i for i, r in enumerate(results) if "incomplete" in r]
-        if any(results[i].get("stale") for i in again):
-            session.leave_cache()
         for i in again:
+            if results[i].get("stale"):
+                session.leave_cache(sent[i])
             batch = [session.submission(requests[i], one_token(), fresh=True)]
             _, (results[i],) = self._submit(batch, _NONE, False)
         redone = set(again)
@@ -290,8 +292,13 @@ class HookLLM:
         """One fetch for the batch; every rank returns its own heads, merged here."""
         if not batch:
             return []
-        unwanted, self._leftover = self._leftover, []
-        ranks = self._rpc("hook_runtime_take", [s.capture_id for s in batch], unwanted)
+        ids, unwanted = [s.capture_id for s in batch], list(self._leftover)
+        try:
+            ranks = self._rpc("hook_runtime_take", ids, unwanted)
+        except BaseException:
+            self._leftover.extend(ids)
+            raise
+        del self._leftover[: len(unwanted)]
         return [merge_ranks([rank[i] for rank in ranks], s.request) for i, s in enumerate(batch)]
 
     # ------------------------------------------------------------ the workers
@@ -305,8 +312,12 @@ class HookLLM:
         if heads is not None:
             self._hold(heads)
 
-    def _hold(self, heads: frozenset[Head]) -> None:
-        workers = self._rpc("hook_runtime_shadow", *shadow_arguments(heads))
+    def _hold(self, heads: frozenset[Head], first: bool = False) -> None:
+        try:
+            workers = self._rpc("hook_runtime_shadow", *shadow_arguments(heads, first))
+        except BaseException:
+            self._session.let_go()
+            raise
         refusal = self._session.refused(heads, workers)
         if refusal is not None:
             if any("bytes" in worker for worker in workers):  # these let go of what they held

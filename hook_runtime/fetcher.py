@@ -57,11 +57,15 @@ class Fetcher:
             unwanted, self._unwanted = self._unwanted, []
             try:
                 workers = await self._call("hook_runtime_take", list(waiting), unwanted)
-            except Exception as error:  # handed to those who wait
+            except BaseException as error:
                 for future in waiting.values():
-                    if not future.done():
+                    if isinstance(error, asyncio.CancelledError):
+                        future.cancel()
+                    elif not future.done():
                         future.set_exception(error)
-                continue
+                if not isinstance(error, Exception):
+                    raise
+                return  # the engine is gone: what is unwanted there is so too
             for i, future in enumerate(waiting.values()):
                 if not future.done():
                     future.set_result([results[i] for results in workers])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ class Results:
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._unreduced: deque[str] = deque()
 
     def __len__(self) -> int:
         return len(self._results)
@@ -37,7 +38,12 @@ class Results:
         self._store(capture_id, {"error": reason})
 
     def fail(self, capture_id: str, reason: str, stale: bool = False) -> None:
-        """The capture is incomplete: worth another try."""
+        """The capture is incomplete: worth another try.
+
+        Unless it was complete before: a request preempted while it generated comes again.
+        """
+        if self._results.get(capture_id, {}).keys() & {"request", "values"}:
+            return
         self._store(capture_id, {"incomplete": reason, "stale": stale})
 
     def finish(self, request: ProbedRequest, held: Sequence[Head]) -> None:
@@ -46,6 +52,19 @@ class Results:
             self.fail(request.capture_id, request.failure, request.stale)
         else:
             self._store(request.capture_id, {"request": request, "held": held})
+            if request.probe.heads != "all":
+                self._unreduced.append(request.capture_id)
+
+    def settle(self) -> None:
+        """Reduce what has arrived on the host: sums over all heads held and all keys are large."""
+        while self._unreduced:
+            capture_id = self._unreduced[0]
+            result = self._results.get(capture_id)
+            if result is not None and "request" in result:
+                if not _has_arrived(result["request"]):
+                    return
+                self._results[capture_id] = _plain(result)
+            self._unreduced.popleft()
 
     @staticmethod
     def fetch(sums: torch.Tensor) -> Part:
@@ -76,6 +95,11 @@ class Results:
         self._results[capture_id] = result
         while len(self._results) > MAX_RESULTS:
             self._results.popitem(last=False)
+
+
+def _has_arrived(request: ProbedRequest) -> bool:
+    """Whether the sums are on the host."""
+    return all(part.arrived is None or part.arrived.query() for part, _ in request.parts)
 
 
 def _plain(result: dict[str, Any] | None) -> dict[str, Any]:

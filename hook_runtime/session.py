@@ -32,6 +32,7 @@ class Submission:
     request: CaptureRequest
     prompt: dict[str, Any]
     params: Any
+    generation: int
 
 
 class Session:
@@ -45,11 +46,14 @@ class Session:
     """
 
     def __init__(
-        self, model: ModelInfo, vllm_config: Any, installed: Sequence[Mapping[str, Any]]
+        self,
+        model: ModelInfo,
+        vllm_config: Any,
+        installed: Sequence[Mapping[str, Any]],
+        engines: int = 1,
     ) -> None:
-        """``installed`` is every worker's answer to the installation."""
+        """``installed``: the answers to the installation of all workers of so many engines."""
         self.model = model
-        engines = vllm_config.parallel_config.data_parallel_size
         self.every_head = sum(sum(rank["heads"]) for rank in installed) // engines
         self.held: frozenset[Head] = frozenset()
         self.shadow_bytes = 0
@@ -113,8 +117,14 @@ class Session:
         self.shadow_bytes = sum(worker["bytes"] for worker in workers)
         self._generation += 1
 
-    def leave_cache(self) -> None:
-        """The prefix cache under the present salt holds what nobody captured: use another."""
+    def leave_cache(self, submission: Submission) -> None:
+        """The prefix cache that this request found holds what nobody captured: use another."""
+        if submission.generation == self._generation:
+            self._generation += 1
+
+    def let_go(self) -> None:
+        """Nobody knows what the workers hold: the next capture has it made anew."""
+        self.held = frozenset()
         self._generation += 1
 
     # ------------------------------------------------------------ there and back
@@ -133,9 +143,8 @@ class Session:
             "prompt_token_ids": list(request.prompt_token_ids),
             "cache_salt": f"{salt}/{capture_id}" if fresh else salt,
         }
-        return Submission(
-            capture_id, request, prompt, with_probe(params, capture_id, request.probe)
-        )
+        carried = with_probe(params, capture_id, request.probe)
+        return Submission(capture_id, request, prompt, carried, self._generation)
 
     def capture(
         self, request: CaptureRequest, result: dict[str, Any], output: Any, redone: bool
@@ -160,7 +169,7 @@ class Session:
 
 
 def shadow_arguments(heads: Iterable[Head], anyway: bool = False) -> tuple[list[list[int]], float]:
-    """What ``hook_runtime_shadow`` takes; ``anyway`` whatever memory there is."""
+    """What ``hook_runtime_shadow`` takes; ``anyway`` where the memory was set aside before."""
     return [list(h) for h in sorted(heads)], math.inf if anyway else memory.MARGIN
 
 

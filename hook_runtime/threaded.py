@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from .async_engine import AsyncHookLLM
@@ -57,13 +58,12 @@ class ThreadedHookLLM:
         from tqdm import tqdm
 
         with tqdm(total=len(requests), desc="capture", unit="prompt") as bar:
-            return self._wait(self._counted(requests, bar))
+            return self._wait(self.hooked.capture(requests, lambda: bar.update(1)))
 
     async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
         """As ``capture``, awaited on the caller's own loop; cancelling it cancels the requests."""
         self._check_open()
-        future = asyncio.run_coroutine_threadsafe(self.hooked.capture(requests), self._loop)
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(self._submit(self.hooked.capture(requests)))
 
     def close(self) -> None:
         """Stop the engine and free its memory; further calls raise ClosedError."""
@@ -71,8 +71,10 @@ class ThreadedHookLLM:
             if self._closed:
                 return
             self._closed = True
-        self._wait(self.hooked.close())
-        self._stop_loop()
+        try:
+            self._wait(self.hooked.close())
+        finally:
+            self._stop_loop()
 
     def __enter__(self) -> ThreadedHookLLM:
         return self
@@ -80,23 +82,32 @@ class ThreadedHookLLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _counted(self, requests: Sequence[CaptureRequest], bar: Any) -> list[Capture]:
-        async def one(request: CaptureRequest) -> Capture:
-            (capture,) = await self.hooked.capture([request])
-            bar.update(1)
-            return capture
-
-        return await asyncio.gather(*(one(request) for request in requests))
-
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._submit(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # Ctrl-C in the waiting thread; done already after an error of its own
             raise
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop was closed between the caller's check and this
+            work.close()
+            self._check_open()
+            raise
+
     def _stop_loop(self) -> None:
+        """After every task has ended, or whoever waits for one would wait for ever."""
+
+        async def end_all() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -60,6 +60,7 @@ class ProbedRequest:
         self.own_start = self.own_end = computed
         self.rows_done = 0
         self.failure = None
+        self.stale = False
         self.parts.clear()
 
     def block_hashes(self, block_size: int) -> list[bytes]:

@@ -91,7 +91,7 @@ def _capture_with(jobs: list[tuple[CaptureRequest, Any]], session: Session) -> l
     params = [with_probe(one_token(), i, r.probe) for i, (r, _) in zip(ids, jobs, strict=True)]
     prompts = [{**as_prompt(request), "cache_salt": "hook_runtime/lora"} for request, _ in jobs]
     outputs = llm.generate(prompts, params, lora_request=[a for _, a in jobs], use_tqdm=False)
-    ranks = llm.collective_rpc("hook_runtime_take", args=(ids,))
+    ranks = llm.collective_rpc("hook_runtime_take", args=(ids, []))
     captures: list[Capture | None] = []
     for i, (request, _) in enumerate(jobs):
         merged = merge_ranks([rank[i] for rank in ranks], request)
