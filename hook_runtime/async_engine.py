@@ -31,6 +31,9 @@ class AsyncHookLLM:
 
     Callers need not know of each other: their requests share the engine's batches, whatever heads
     they read. Cancelling a call cancels its requests in the engine. Use from one event loop.
+
+    A probe of all heads needs a prefill step with room for its whole prompt: beside other requests
+    it may stay incomplete. `HookLLM` makes that room.
     """
 
     def __init__(self, engine: Any, options: EngineOptions, name: str) -> None:

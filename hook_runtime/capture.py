@@ -299,5 +299,7 @@ def make_scorer(shadows: Sequence[LayerShadow], device: torch.device) -> Scorer:
         from .triton_scorer import TritonScorer
 
         if TritonScorer.suits(shadows, device):
-            return TritonScorer(shadows, device)
+            scorer = TritonScorer(shadows, device)
+            scorer.warm_up()
+            return scorer
     return TorchScorer(shadows, device)

@@ -43,6 +43,7 @@ def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
             "probe": json.dumps(probe.to_json()),
         },
     }
+    params.output_kind = compat.symbol("vllm.sampling_params", "RequestOutputKind").FINAL_ONLY
     if probe.heads == "all":  # never False here: vLLM sets True itself for prompt_logprobs
         params.skip_reading_prefix_cache = True
     return params

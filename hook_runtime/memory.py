@@ -1,4 +1,4 @@
-"""What a shadow of chosen heads costs in memory, and whether it fits; pure arithmetic but one."""
+"""What a shadow of chosen heads costs in memory, and whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the user's arguments to vLLM's: the worker extension, the layers kept, and CPU defaults."""
+"""From the user's arguments to vLLM's: the worker class, the layers kept, and CPU defaults."""
 
 from __future__ import annotations
 

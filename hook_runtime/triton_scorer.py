@@ -52,6 +52,14 @@ class TritonScorer:
         has_sinks = any(s != -torch.inf for s in sinks)
         self._sinks = torch.tensor(sinks, device=device)[None, :, None] if has_sinks else None
 
+    def warm_up(self) -> None:
+        """Compile both kernels' variants now, or the first requests would wait for it."""
+        groups = 1 + max(group for group, _ in self._groups)
+        for rows in (1, 17):  # fewer than and more than one block of rows
+            blank = Segment(0, rows, [[0] * rows for _ in range(groups)], owner=None)
+            for _ in self([blank]):
+                pass
+
     @staticmethod
     def suits(shadows: Sequence[LayerShadow], device: torch.device) -> bool:
         """Whether the kernels can take these shadows."""

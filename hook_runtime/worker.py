@@ -13,14 +13,16 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from . import compat, loader  # loader registers the truncating loaders in the worker's process
+from . import (
+    compat,
+    loader,  # noqa: F401  registers the loaders in the worker's process
+)
 from .capture import CaptureState
 from .errors import HookRuntimeError
 from .memory import shadow_share
 from .specs import Head
 
 _PREFIX = "Worker_"
-_ = loader
 
 
 class HookMixin:

@@ -80,8 +80,8 @@ def test_two_gpus_of_twice_the_speed_are_linear(monkeypatch: pytest.MonkeyPatch)
     asked: dict[str, list[Any]] = {"two": [], "one": []}
 
     class Engine:
-        def __init__(self, name: str, speed: float) -> None:
-            self.name, self.speed = name, speed
+        def use_engines(self, count: int) -> None:
+            self.name, self.speed = ("one", 2.0) if count == 1 else ("two", 4.0)
 
         async def capture(self, requests: list[Any]) -> list[Any]:
             asked[self.name].append(requests)
@@ -93,8 +93,7 @@ def test_two_gpus_of_twice_the_speed_are_linear(monkeypatch: pytest.MonkeyPatch)
     ticks: list[int] = []
     row = asyncio.run(
         gpu_rows.data_parallel(
-            Engine("two", 4.0),
-            Engine("one", 2.0),
+            Engine(),
             2,
             lambda number: [(number, "query"), (number, "null")],  # type: ignore[arg-type]
             5,
@@ -244,7 +243,7 @@ def test_a_checkout_that_is_not_installed_is_enough() -> None:
         assert "import core_rerank.eval" not in code
 
 
-def test_data_parallel_starts_both_engines_and_closes_them(
+def test_data_parallel_starts_its_engine_and_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[dict[str, Any]] = []
@@ -258,6 +257,9 @@ def test_data_parallel_starts_both_engines_and_closes_them(
         async def start(cls, model: str, **options: Any) -> Any:
             started.append(options)
             return cls()
+
+        def use_engines(self, count: int) -> None:
+            pass
 
         async def capture(self, requests: list[Any]) -> list[Any]:
             await asyncio.sleep(0.001)
@@ -275,9 +277,9 @@ def test_data_parallel_starts_both_engines_and_closes_them(
     monkeypatch.setattr(bench_gpu, "_tokenizer", lambda _: range(1000))
     report = bench(tmp_path, FakeEngines(), 1e9, "data-parallel", gpus=2)
     assert not report.missing
-    assert [options.get("data_parallel_size") for options in started] == [2, None]
+    assert [options.get("data_parallel_size") for options in started] == [2]
     assert all(options["layers"] == "auto" for options in started)
-    assert len(closed) == 2
+    assert len(closed) == 1
     assert report.rows[0].claim == "data parallel: 16 queries on 2 GPUs / 2 x one GPU"
     monkeypatch.setattr(hook_runtime, "AsyncHookLLM", None)
     report = bench(tmp_path, FakeEngines(), 1e9, "data-parallel", gpus=2)
