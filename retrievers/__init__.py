@@ -2,5 +2,6 @@
 
 from .base import Retriever, Run
 from .bm25 import BM25Retriever
+from .corpus import Corpus
 
-__all__ = ["BM25Retriever", "Retriever", "Run"]
+__all__ = ["BM25Retriever", "Corpus", "Retriever", "Run"]

@@ -76,5 +76,5 @@ def test_refusals(bm25: BM25Retriever) -> None:
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "Stemmer", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'core-rerank\[retrieval\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'core-rerank\[bm25\]'"):
         BM25Retriever()
