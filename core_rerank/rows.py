@@ -68,7 +68,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with _open(path) as lines:
-            for number, line in enumerate(lines, start=1):  # noqa: B007
+            for number, line in enumerate(lines, start=1):
                 yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(

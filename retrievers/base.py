@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
-
-from typing_extensions import Self
+from typing import Any, Protocol, Self
 
 from .corpus import Corpus
 
@@ -34,12 +32,17 @@ class Retriever(Protocol):
         """Write the index to a folder, whole or not at all; replaces an index that is there."""
         ...
 
+    def restore(self, folder: str | Path, corpus: Corpus | None = None) -> None:
+        """Take over an index that ``save`` wrote, in place of ``index``.
+
+        Refuses one that is damaged or was built with other settings and, if ``corpus`` is given
+        (it is read through once), one of another corpus.
+        """
+        ...
+
     @classmethod
     def load(cls, folder: str | Path, corpus: Corpus | None = None) -> Self:
-        """An index that ``save`` wrote; refuses one that is damaged.
-
-        With ``corpus``, which is read through once, refuses an index of another corpus.
-        """
+        """A new retriever with a saved index's settings, and that index; see ``restore``."""
         ...
 
 

@@ -7,14 +7,12 @@ from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from .analysis import Analyzer
 from .base import Run, check_depth, versions
 from .corpus import Corpus, CorpusPass, Fingerprint, searchable_text
-from .index_folder import Manifest, read_index, write_index
+from .index_folder import Manifest, read_index, read_manifest, write_index
 
 _DOC_IDS = "doc_ids.json"
 
@@ -95,6 +93,20 @@ class BM25Retriever:
         manifest = Manifest("bm25", self.settings, self._corpus, built_by)
         write_index(folder, manifest, self._write)
 
+    def restore(self, folder: str | Path, corpus: Corpus | None = None) -> None:
+        """Take over an index that ``save`` wrote, in place of ``index``.
+
+        Raises:
+            IndexFolderError: it is damaged, of other settings, or of another corpus than
+                ``corpus``.
+        """
+        manifest = read_index(folder, "bm25", self.settings, corpus)
+        import bm25s
+
+        self._index = bm25s.BM25.load(folder, show_progress=False)
+        self._doc_ids = json.loads((Path(folder) / _DOC_IDS).read_bytes())
+        self._corpus = manifest.corpus
+
     @classmethod
     def load(cls, folder: str | Path, corpus: Corpus | None = None) -> Self:
         """An index that ``save`` wrote, with its settings.
@@ -102,13 +114,8 @@ class BM25Retriever:
         Raises:
             IndexFolderError: it is damaged, or of another corpus than ``corpus``.
         """
-        manifest = read_index(folder, "bm25", corpus)
-        retriever = cls(**manifest.settings)
-        import bm25s
-
-        retriever._index = bm25s.BM25.load(folder, show_progress=False)
-        retriever._doc_ids = json.loads((Path(folder) / _DOC_IDS).read_bytes())
-        retriever._corpus = manifest.corpus
+        retriever = cls(**read_manifest(folder, "bm25").settings)
+        retriever.restore(folder, corpus)
         return retriever
 
     def _write(self, folder: Path) -> None:

@@ -60,7 +60,9 @@ class SentenceEncoder:
             ModelError: there is no such model, or it cannot be fetched.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
+            raise ValueError(
+                f"batch_size must be a whole number of at least 1, not {batch_size!r}."
+            )
         self._name = str(model)
         self._revision = revision
         self._batch_size = batch_size

@@ -73,19 +73,21 @@ def write_index(folder: str | Path, manifest: Manifest, write: Callable[[Path], 
         shutil.rmtree(made, ignore_errors=True)
 
 
-def read_index(folder: str | Path, kind: str, corpus: Corpus | None = None) -> Manifest:
+def read_index(
+    folder: str | Path, kind: str, settings: Mapping[str, Any], corpus: Corpus | None = None
+) -> Manifest:
     """The manifest, after comparing every file with it, and ``corpus`` too, if given.
 
     Raises:
-        IndexFolderError: the folder is missing, half-written, altered, of a newer format or of
-            another kind; or the index was built from another corpus.
+        IndexFolderError: the folder is missing, half-written, altered, of a newer format, of
+            another kind or of other ``settings``; or the index was built from another corpus.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    if manifest.kind != kind:
+    manifest = read_manifest(folder, kind)
+    if manifest.settings != json.loads(json.dumps(settings)):
         raise IndexFolderError(
-            f"{folder} is an index of kind {manifest.kind!r}, not {kind!r}: "
-            "open it with core_rerank.retrievers.load_retriever."
+            f"{folder} was built with {_brief(manifest.settings)}, not {_brief(settings)}: ask for "
+            "the same settings, or index into another folder."
         )
     _check_files(folder, manifest)
     if corpus is not None:
@@ -93,8 +95,13 @@ def read_index(folder: str | Path, kind: str, corpus: Corpus | None = None) -> M
     return manifest
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone, checked against its own checksum; see ``read_index``."""
+def read_manifest(folder: str | Path, kind: str | None = None) -> Manifest:
+    """The manifest alone, checked against its own checksum; of that ``kind``, if given.
+
+    Raises:
+        IndexFolderError: it is missing, damaged, altered, of a newer format or of another kind.
+    """
+    folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
         raise IndexFolderError(
@@ -117,7 +124,13 @@ def read_manifest(folder: Path) -> Manifest:
     if content.pop("checksum", None) != _checksum(content):
         raise IndexFolderError(f"{path} was altered after it was written. {_AGAIN}")
     del content["format"]
-    return Manifest(**{**content, "corpus": Fingerprint(**content["corpus"])})
+    manifest = Manifest(**{**content, "corpus": Fingerprint(**content["corpus"])})
+    if kind not in (None, manifest.kind):
+        raise IndexFolderError(
+            f"{folder} is an index of kind {manifest.kind!r}, not {kind!r}: "
+            "open it with core_rerank.retrievers.load_retriever."
+        )
+    return manifest
 
 
 def check_corpus(folder: Path, built_from: Fingerprint, given: Fingerprint) -> None:
@@ -151,6 +164,10 @@ def _exchange(new: Path, folder: Path, old: Path) -> None:
         raise
 
 
+def _brief(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in settings.items())
+
+
 def _refuse_foreign(folder: Path) -> None:
     if not folder.exists() or is_index(folder):
         return
@@ -182,9 +199,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
     for name, expected in manifest.files.items():
         path = folder / name
         if path.stat().st_size != expected["bytes"] or _file_hash(path) != expected["sha256"]:
-            raise IndexFolderError(
-                f"{path} is not as it was written: damaged or altered. {_AGAIN}"
-            )
+            raise IndexFolderError(f"{path} is not as it was written: damaged or altered. {_AGAIN}")
 
 
 def _file_hash(path: Path) -> str:
