@@ -100,11 +100,10 @@ class Analyzer:
         else:
             self._rules = [(regex.compile(r"(?s).+"), _Words(language, stemmer))]
 
-    def terms(self, text: str, *, query: bool = False) -> list[str]:
-        """The terms of a document or, with ``query``, of a query; with repetitions, in order.
+    def terms(self, text: str) -> list[str]:
+        """The terms of a document or a query, with repetitions: words first, then pairs.
 
-        A document's bigrams are followed by its single characters, which a query has only where a
-        character stands alone: so the query 茶 finds 紅茶, and longer ones match pairs only.
+        A character that stands alone between other scripts, blanks or signs is a term by itself.
         """
         text = unicodedata.normalize("NFKC", text)
         if self.language == "tr":
@@ -114,15 +113,20 @@ class Analyzer:
         for match in self._runs.finditer(text.lower()):
             run = match.group()
             if self._unspaced.match(run):
-                terms += self._pairs(run, query)
+                characters = self._clusters.findall(run)
+                pairs = zip(characters, characters[1:], strict=False)
+                terms += [first + second for first, second in pairs] or characters
             else:
                 words.append(run)
         return self._stemmed(words) + terms
 
-    def _pairs(self, run: str, query: bool) -> list[str]:
-        characters = self._clusters.findall(run)
-        pairs = [first + second for first, second in zip(characters, characters[1:], strict=False)]
-        return pairs if query and pairs else pairs + characters
+    def lone_characters(self, terms: Sequence[str]) -> list[str]:
+        """Those of the terms that are one character of a script without spaces."""
+        return [
+            term
+            for term in terms
+            if self._unspaced.match(term) and len(self._clusters.findall(term)) == 1
+        ]
 
     def _stemmed(self, words: list[str]) -> list[str]:
         for pattern, stem in self._rules:

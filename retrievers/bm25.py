@@ -129,7 +129,7 @@ class BM25Retriever:
     def _best(self, text: str, depth: int) -> dict[str, float]:
         import numpy as np
 
-        known = self._index.get_tokens_ids(self._analyzer.terms(text, query=True))
+        known = self._known_terms(text)
         if not known:
             return {}
         scores = self._index.get_scores_from_ids(known)
@@ -140,6 +140,19 @@ class BM25Retriever:
             found = found[scores[found] >= last]
         order = found[np.argsort(-scores[found], kind="stable")[:depth]]
         return {self._doc_ids[i]: float(scores[i]) for i in order}
+
+    def _known_terms(self, text: str) -> list[int]:
+        """Numbers of the query's terms; of a query like 茶, those of the pairs that hold it."""
+        terms = self._analyzer.terms(text)
+        known = self._index.get_tokens_ids(terms)
+        if known:
+            return known
+        lone = self._analyzer.lone_characters(terms)
+        return [
+            number
+            for term, number in self._index.vocab_dict.items()
+            if any(character in term for character in lone)
+        ]
 
 
 class _Tokens:

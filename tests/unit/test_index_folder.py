@@ -94,7 +94,7 @@ def test_manifests_that_are_missing_altered_or_too_new_are_refused(folder: Path)
     path = folder / "index.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "format": 2}))
-    with pytest.raises(IndexFolderError, match="has format 2; this version .* reads up to 1"):
+    with pytest.raises(IndexFolderError, match=r"has format 2; this version .* reads up to 1"):
         BM25Retriever.load(folder)
     path.write_text(json.dumps({**content, "settings": {**content["settings"], "k1": 1.5}}))
     with pytest.raises(IndexFolderError, match=r"index\.json was altered"):
