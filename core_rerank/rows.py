@@ -76,7 +76,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         ) from None
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> gzip.GzipFile | IO[bytes]:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 

@@ -6,8 +6,7 @@ import json
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from .analysis import Analyzer
 from .base import Run, check_depth, versions
@@ -53,6 +52,7 @@ class BM25Retriever:
             DataError, ValueError: the corpus is malformed, has an id twice, or has no words.
         """
         import bm25s
+        from bm25s.tokenization import Tokenized
 
         reading = CorpusPass(corpus, "BM25: reading", progress=progress)
         doc_ids, vocabulary, tokens = [], {}, _Tokens()
@@ -64,7 +64,7 @@ class BM25Retriever:
             raise ValueError(f"none of the {len(doc_ids)} documents of the corpus has a word.")
         index = bm25s.BM25(k1=self.k1, b=self.b, method="lucene")
         index.index(
-            SimpleNamespace(ids=tokens, vocab=vocabulary),
+            Tokenized(ids=cast("list[list[int]]", tokens), vocab=vocabulary),
             create_empty_token=False,
             show_progress=progress,
         )

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from core_rerank.beir import CorpusFile
 from core_rerank.types import Document
@@ -81,7 +82,7 @@ def _pairs(corpus: Corpus) -> Iterator[tuple[str, Document]]:
     if isinstance(corpus, CorpusFile):
         return ((str(document.doc_id), document) for document in corpus)
     if isinstance(corpus, Mapping):
-        return _checked((doc_id, document) for doc_id, document in corpus.items())
+        return _checked(cast("Mapping[str, Document]", corpus).items())
     return _checked((document.doc_id, document) for document in corpus)
 
 

@@ -60,18 +60,18 @@ def test_async_gives_the_same_and_several_at_once(bm25: BM25Retriever) -> None:
 
 def test_it_answers_inside_a_llama_index_pipeline(bm25: BM25Retriever) -> None:
     from llama_index.core.llms import MockLLM
-    from llama_index.core.llms import MockLLM
     from llama_index.core.postprocessor import SimilarityPostprocessor
     from llama_index.core.query_engine import RetrieverQueryEngine
 
     engine = RetrieverQueryEngine.from_args(
         as_llama_index(bm25, CORPUS),
         llm=MockLLM(),
-        response_mode="no_text",
+        response_mode="compact",
         node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=0.0)],
     )
     response = engine.query("lava")
     assert [found.node.node_id for found in response.source_nodes] == ["b", "a"]
+    assert "lava lava lava" in str(response)  # MockLLM says its prompt
 
 
 def test_a_run_file_needs_the_ids_of_the_queries(tmp_path: Path) -> None:
