@@ -8,7 +8,7 @@ from .encoder import Encoder, SentenceEncoder
 from .factory import index_or_load, load_retriever, make_retriever
 from .hybrid import HybridRetriever, reciprocal_rank_fusion
 from .llama_index import as_llama_index
-from .run_file import RunFileRetriever, read_run
+from .run_file import RunFileRetriever, read_run, run_lines
 from .vectors import FaissSettings
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "make_retriever",
     "read_run",
     "reciprocal_rank_fusion",
+    "run_lines",
 ]

@@ -51,6 +51,13 @@ def read_run(path: str | Path) -> Run:
     }
 
 
+def run_lines(run: Run, tag: str) -> Iterator[str]:
+    """The run as TREC lines, in its order: query, Q0, document, rank from 1, score, tag."""
+    for query_id, scores in run.items():
+        for rank, (doc_id, score) in enumerate(scores.items(), start=1):
+            yield f"{query_id} Q0 {doc_id} {rank} {score:.8g} {tag}"
+
+
 class RunFileRetriever:
     """Gives back a run file's rankings (``read_run``) by query id; queries' texts are not read.
 

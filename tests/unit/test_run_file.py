@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core_rerank.errors import DataError, IndexFolderError
-from core_rerank.retrievers import RunFileRetriever, load_retriever, read_run
+from core_rerank.retrievers import RunFileRetriever, load_retriever, read_run, run_lines
 from core_rerank.types import Document
 
 TREC = """\
@@ -74,6 +74,13 @@ def test_files_that_are_no_runs_are_named(tmp_path: Path) -> None:
     (tmp_path / "run.trec").write_bytes(b"q Q0 a 1 1 t\nq Q0 \xff 2 1 t\n")
     with pytest.raises(DataError, match="line 2 is not UTF-8"):
         read_run(tmp_path / "run.trec")
+
+
+def test_what_is_written_is_read_again_in_the_same_order(tmp_path: Path) -> None:
+    run = {"q": {"b c": 1 + 1e-12, "a": 1.0, "d": -0.5}, "none": {}}
+    text = "".join(f"{line}\n" for line in run_lines(run, "tag"))
+    assert text.splitlines()[0] == "q Q0 b c 1 1 tag"
+    assert list(read_run(run_file(tmp_path, text))["q"]) == ["b c", "a", "d"]
 
 
 def test_queries_get_their_rankings_and_depth_cuts(tmp_path: Path) -> None:
