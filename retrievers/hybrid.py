@@ -67,6 +67,11 @@ class HybridRetriever:
         self._corpus: Fingerprint | None = None
 
     @property
+    def parts(self) -> tuple[Retriever, ...]:
+        """The retrievers that are fused."""
+        return tuple(self._retrievers)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """``k``, ``weights``, ``pool``, and the parts' kinds and settings."""
         parts = [{"kind": _kind(part), "settings": part.settings} for part in self._retrievers]
