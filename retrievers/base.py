@@ -53,7 +53,16 @@ def check_depth(depth: int) -> None:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions of core-rerank and of these distributions, for a saved index."""
-    from importlib.metadata import version
+    """Installed versions of core-rerank and of these distributions, for a saved index.
 
-    return {name: version(name) for name in ("core-rerank", *packages)}
+    ``"unknown"`` for one that came under another name (faiss has several).
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("core-rerank", *packages):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found

@@ -20,8 +20,8 @@ from .vectors import FaissSettings
 
 _DOC_IDS = "doc_ids.json"
 _VECTORS = "vectors.faiss"
-# Texts are sorted by length within such a chunk, so that a batch pads little.
-_CHUNK = 1024
+# The model sorts a chunk by length, so that batches pad little; the bar moves chunk by chunk.
+_CHUNK = 256
 
 
 class DenseRetriever:

@@ -49,7 +49,8 @@ class Manifest:
 def write_index(folder: str | Path, manifest: Manifest, write: Callable[[Path], None]) -> None:
     """Have ``write`` fill a new folder beside ``folder``, add the manifest, and rename.
 
-    An index that is already there is replaced; it stays whole until the new one is.
+    An index that is already there is replaced; it stays whole until the new one is. A process
+    that is killed meanwhile leaves a hidden folder beside it, which may be deleted.
 
     Raises:
         IndexFolderError: something that is not an index is there.

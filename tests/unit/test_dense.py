@@ -72,8 +72,8 @@ def test_blank_documents_and_queries_are_left_out_and_depth_cuts() -> None:
 def test_the_corpus_is_embedded_in_chunks() -> None:
     encoder = LetterEncoder()
     retriever = DenseRetriever(encoder)
-    retriever.index(Document(text.text, doc_id) for doc_id, text in random_corpus(2500).items())
-    assert encoder.batches == [1024, 1024, 452]
+    retriever.index(Document(text.text, doc_id) for doc_id, text in random_corpus(600).items())
+    assert encoder.batches == [256, 256, 88]
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
