@@ -92,7 +92,8 @@ class Detection:
         choice: the heads, best first, and their weights if there are any.
         scores: float64 [layers looked at, heads], what the method says of each head alone.
         chosen, random, all_heads: how well the chosen heads, as many random ones (a mean over
-            draws) and all heads of the layers looked at rank the same documents. The chosen ones saw these labels.
+            draws) and all heads of the layers looked at rank the same documents. The chosen ones
+            saw these labels.
         held_out: quality by number of heads, each query ranked by heads chosen without it; what to
             expect on other queries of the kind. Empty for fewer than five queries.
         stability: agreement of disjoint samples; None for few queries.

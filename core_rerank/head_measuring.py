@@ -36,7 +36,8 @@ class MeasureSettings:
 
     Attributes:
         window: documents in one prompt: 1, N or "all".
-        rows: the tokens that look: "query", as the strategies core and icr, or "instruction", as qr.
+        rows: the tokens that look: "query" as with the strategies core and icr, or "instruction"
+            (to the end of the prompt) as with qr.
         orders: how many orders of the documents each query is measured in; the mean is kept. CoRe
             (arXiv 2510.02219) takes 5. With window 1 there is no order.
         with_null: measure the null query "N/A" too, for calibration.

@@ -233,7 +233,6 @@ def _greedy(columns: list[np.ndarray], positives: list[np.ndarray], count: int) 
 def _weighted(
     evidence: Evidence, queries: Sequence[int], counts: Sequence[int]
 ) -> dict[int, Choice]:
-    import numpy as np
 
     pool = _pool(evidence, queries)
     layers, heads = (list(numbers) for numbers in zip(*pool, strict=True))

@@ -80,7 +80,11 @@ class ListwiseProblem:
         import numpy as np
 
         flat = self.features.reshape(-1, self.features.shape[2])
-        return 0.5 * float(np.linalg.eigvalsh((flat.T @ flat).astype(np.float64))[-1]) / len(self.features)
+        return (
+            0.5
+            * float(np.linalg.eigvalsh((flat.T @ flat).astype(np.float64))[-1])
+            / len(self.features)
+        )
 
 
 def sparse_path(problem: ListwiseProblem, most: int) -> Iterator[np.ndarray]:
