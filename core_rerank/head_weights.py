@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 _STEPS = 300
 _TOLERANCE = 1e-5
-_PATH = 25
+_SLACK = 1e-3
+_PATH = 30
+_PATH_START = 0.99
 _PATH_END = 0.01
 
 
@@ -98,7 +100,7 @@ def sparse_path(problem: ListwiseProblem, most: int) -> Iterator[np.ndarray]:
     steepest = float(-problem.gradient(weights).min())
     if steepest <= 0:
         return
-    for penalty in steepest * np.geomspace(0.9, _PATH_END, _PATH):
+    for penalty in steepest * np.geomspace(_PATH_START, _PATH_END, _PATH):
         weights = _solve(problem, weights, float(penalty))
         yield weights
         if (weights > 0).sum() > most:
@@ -106,19 +108,19 @@ def sparse_path(problem: ListwiseProblem, most: int) -> Iterator[np.ndarray]:
 
 
 def _solve(problem: ListwiseProblem, start: np.ndarray, penalty: float) -> np.ndarray:
-    """Descend over the heads in use, and take in those that would lower the loss, until none would.
+    """Descend over the heads in use; take in those that would lower the loss, until none would.
 
     Heads only ever enter, so that this ends.
     """
     import numpy as np
 
-    weights, active = start, np.flatnonzero(start > 0)
+    weights, active, solved = start.copy(), np.flatnonzero(start > 0), False
     while True:
-        wanted = np.flatnonzero(-problem.gradient(weights) > penalty * (1.0 + _TOLERANCE))
+        wanted = np.flatnonzero(-problem.gradient(weights) > penalty * (1.0 + _SLACK))
         enlarged = np.union1d(active, wanted)
-        if len(enlarged) == len(active):
+        if solved and len(enlarged) == len(active):
             return weights
-        active, weights = enlarged, weights.copy()
+        active, solved = enlarged, True
         weights[active] = _descend(problem.only(active), weights[active], penalty)
 
 

@@ -166,9 +166,7 @@ def test_a_store_of_other_inputs_is_refused(backend: PlantedBackend, tmp_path: P
     measure_attention(backend, labelled(3), store=tmp_path, data="the same under another name")
 
 
-def test_an_incomplete_store_cannot_be_chosen_from(
-    backend: PlantedBackend, tmp_path: Path
-) -> None:
+def test_an_incomplete_store_cannot_be_chosen_from(backend: PlantedBackend, tmp_path: Path) -> None:
     measure_attention(backend, labelled(3), store=tmp_path)
     next(tmp_path.glob("00002-*")).unlink()
     store = AttentionStore.open(tmp_path)
