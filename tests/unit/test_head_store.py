@@ -1,4 +1,4 @@
-"""The attention store: resumed after SIGKILL, byte for byte; other inputs and damage are refused."""
+"""The attention store: resumed after SIGKILL, byte for byte; damage and other inputs refused."""
 
 from __future__ import annotations
 
