@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, ModelInfo
 
@@ -128,7 +128,9 @@ def measure_attention(
     return kept.load() if kept else HeadAttention.of(measured, max(documents), measurement)
 
 
-def inputs_without_engine(queries: Sequence[LabelledQuery], settings: MeasureSettings) -> dict:
+def inputs_without_engine(
+    queries: Sequence[LabelledQuery], settings: MeasureSettings
+) -> dict[str, Any]:
     """The part of a ``Measurement`` that is known before a model is loaded."""
     return {
         "data_hash": _digest(queries),
@@ -143,12 +145,12 @@ def inputs_without_engine(queries: Sequence[LabelledQuery], settings: MeasureSet
 
 
 def document_order(query: LabelledQuery, row: int, seed: int, turn: int = 0) -> list[int]:
-    """The places of the documents of the ``row``-th query (positives first) in a prompt.
+    """The documents of the ``row``-th query (numbered, positives first) in a prompt's order.
 
-    The first five positives take five evenly spread positions in turn, which five come first,
-    second and so on moving with ``row`` and ``turn``, so that over five queries, or five turns of
-    one query, a positive is at each position equally often and a head that likes a position gains
-    nothing. The rest is shuffled by ``seed``, the query's id and ``turn``.
+    The first five positives stand at five evenly spread positions, from the first to the last, and
+    move on by one with each ``row`` and each ``turn``: over five queries, or five turns of one, a
+    positive is at each equally often, so that a head that likes a position gains nothing. The rest
+    is shuffled by ``seed``, the query's id and ``turn``.
     """
     total = len(query.positives) + len(query.negatives)
     slots = [round(i * (total - 1) / (POSITIONS - 1)) for i in range(POSITIONS)]

@@ -40,7 +40,7 @@ class Choice:
     weights: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """What each query says of each head, computed once, so that any subset of queries is cheap.
 

@@ -176,9 +176,12 @@ def detect_heads(
         settings = MeasureSettings(window_value(window), rows.value, orders, seed=seed)
         check_output(output)
         picture = _picture(picture, output)
-        source = _Source(data, split, limit, negatives, model, backend.value)
         folder = store or output.with_suffix(".store")
-        attention = _attention(source, folder, settings, selection, verbose)
+        if data is None:
+            attention = _stored(folder, model, selection)
+        else:
+            source = _Source(data, split, limit, negatives, model or DEFAULT_MODEL, backend.value)
+            attention = _measured(source, folder, settings, selection, verbose)
         with working("Choosing heads"):
             detection = find_heads(attention, selection)
         detection.head_set(_aliases(attention.measurement.model.name), notes).to_yaml(output)
@@ -196,17 +199,22 @@ def detect_heads(
 class _Source:
     """What to measure with what: the command's options, unread."""
 
-    data: Path | None
+    data: Path
     split: str | None
     limit: int | None
     negatives: int | None
-    model: str | None
+    model: str
     backend: str
+
+    @property
+    def name(self) -> str:
+        """What the head set calls the data."""
+        name = self.data.absolute().name
+        return name if self.split is None else f"{name}/{self.split} with BM25 negatives"
 
     def queries(self) -> list[LabelledQuery]:
         from core_rerank.labelled_queries import load_labelled_queries
 
-        assert self.data is not None
         if self.split is None:
             return load_labelled_queries(self.data, self.limit, self.negatives)
         from .mining import mine_hard_negatives
@@ -227,7 +235,18 @@ def _picture(given: Path | None, output: Path) -> Path | None:
     return given
 
 
-def _attention(
+def _stored(folder: Path, model: str | None, selection: Selection) -> HeadAttention:
+    """What a complete store holds; ``model``, if given, must be the one it was measured on."""
+    from core_rerank.models import resolve_model
+
+    kept = AttentionStore.open(folder)
+    if model is not None:
+        kept.check({"model": resolve_model(model).model_id})
+    selection.check(kept.measurement.model)
+    return kept.load()
+
+
+def _measured(
     source: _Source,
     folder: Path,
     settings: MeasureSettings,
@@ -235,21 +254,15 @@ def _attention(
     verbose: bool,
 ) -> HeadAttention:
     """What the store holds, once it is complete; an engine starts only if something is missing."""
-    from core_rerank.backends import name_model
     from core_rerank.head_measuring import inputs_without_engine
+    from core_rerank.models import resolve_model
 
-    if source.data is None:
-        kept = AttentionStore.open(folder)
-        if source.model is not None:
-            kept.check({"model": name_model(source.model, source.backend).model_id})
-        selection.check(kept.measurement.model)
-        return kept.load()
     queries = source.queries()
     say(f"{len(queries)} labelled queries in {source.data}, {_documents(queries)} documents")
     if (folder / MANIFEST).is_file():
         kept = AttentionStore.open(folder)
-        resolved = name_model(source.model or DEFAULT_MODEL, source.backend)
-        kept.check({"model": resolved.model_id, **inputs_without_engine(queries, settings)})
+        model_id = resolve_model(source.model).model_id
+        kept.check({"model": model_id, **inputs_without_engine(queries, settings)})
         selection.check(kept.measurement.model)
         missing = kept.missing()
         if not missing:
@@ -270,14 +283,12 @@ def _measure(
     from core_rerank.backends import name_model, open_backend
     from core_rerank.head_measuring import measure_attention
 
-    assert source.data is not None
-    model = source.model or DEFAULT_MODEL
     engine: dict[str, Any] = {"dtype": "float32"}
     if source.backend == "vllm" and settings.window != 1:
         engine["max_num_batched_tokens"] = LISTWISE_STEP_TOKENS
     with quiet_engine(verbose):
-        resolved = name_model(model, source.backend)
-        with working(f"Starting {model} on {source.backend}"):
+        resolved = name_model(source.model, source.backend)
+        with working(f"Starting {source.model} on {source.backend}"):
             opened = open_backend(source.backend, resolved, None, engine)
         try:
             selection.check(opened.model)
@@ -288,17 +299,11 @@ def _measure(
                     settings,
                     store=folder,
                     model=opened.model,
-                    data=_data_name(source),
+                    data=source.name,
                     on_progress=on_progress,
                 )
         finally:
             opened.backend.close()
-
-
-def _data_name(source: _Source) -> str:
-    assert source.data is not None
-    name = source.data.absolute().name
-    return name if source.split is None else f"{name}/{source.split} with BM25 negatives"
 
 
 def _documents(queries: list[LabelledQuery]) -> int:
