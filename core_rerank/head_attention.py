@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from hook_runtime.specs import ModelInfo
@@ -111,6 +112,17 @@ class HeadAttention:
             gathered.positive[row, :count] = one.positive
         return gathered
 
+    def each(self, layers: int) -> Iterator[QueryAttention]:
+        """Query by query, without padding, the first ``layers``."""
+        for row, tokens in enumerate(self.tokens):
+            count = int((tokens > 0).sum())
+            yield QueryAttention(
+                self.query[row, :count, :layers],
+                None if self.null is None else self.null[row, :count, :layers],
+                tokens[:count],
+                self.positive[row, :count],
+            )
+
     def values(self, *, calibrated: bool, per_token: bool) -> np.ndarray:
         """float32 [queries, documents, layers, heads]: what a head says of a document.
 
@@ -128,3 +140,60 @@ class HeadAttention:
         if per_token:
             values /= np.maximum(self.tokens, 1).astype(np.float32)[:, :, None, None]
         return values
+
+
+def pool_attention(parts: Sequence[HeadAttention]) -> HeadAttention:
+    """All queries of several measurements of one model, as if they were one.
+
+    Where one read fewer layers than another, the layers that all have are kept. Query ids get the
+    data's name before them.
+
+    Raises:
+        ValueError: the models, prompts or ways to measure differ, or two hold the same query.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0].measurement
+    for name in ("model id", *_SAME):
+        values = [_value(part.measurement, name) for part in parts]
+        if any(value != values[0] for value in values):
+            told = ", ".join(
+                f"{p.measurement.data!r}: {v}" for p, v in zip(parts, values, strict=True)
+            )
+            raise ValueError(
+                f"stores can only be pooled if they were measured alike, but {name} differs "
+                f"({told})."
+            )
+    query_ids = [
+        f"{part.measurement.data} {query_id}"
+        for part in parts
+        for query_id in part.measurement.query_ids
+    ]
+    twice = [query_id for query_id, count in Counter(query_ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"query {twice[0]!r} is in two of the stores: give each query once.")
+    layers = min(part.measurement.model.layers_kept for part in parts)
+    measurement = replace(
+        first,
+        model=replace(first.model, layers_kept=layers),
+        data=" + ".join(part.measurement.data for part in parts),
+        data_hash=" ".join(part.measurement.data_hash for part in parts),
+        query_ids=tuple(query_ids),
+    )
+    return HeadAttention.of(
+        (one for part in parts for one in part.each(layers)),
+        max(part.tokens.shape[1] for part in parts),
+        measurement,
+        " ".join(part.digest for part in parts),
+    )
+
+
+# A head set says one window, one kind of rows and one cut for all its data.
+_SAME = ("prompt_hash", "window", "rows", "with_null", "max_tokens_per_doc")
+
+
+def _value(measurement: Measurement, name: str) -> object:
+    model = measurement.model
+    if name == "model id":
+        return model.name, model.num_layers, model.num_heads
+    return getattr(measurement, name)

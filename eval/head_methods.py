@@ -2,17 +2,18 @@
 
     python -m core_rerank.eval.head_methods STORE [STORE ...] --output head-methods.md
 
-A store is what ``core-rerank detect-heads --store`` keeps. No engine is started.
+A store is what ``core-rerank detect-heads --store`` keeps. No engine is started. Of several stores,
+each is also ranked by heads chosen on all the others.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core_rerank.head_attention import pool_attention
 from core_rerank.head_methods import METHODS, Evidence, Method, choose
 from core_rerank.head_scores import random_quality
 from core_rerank.head_store import AttentionStore
@@ -66,26 +67,30 @@ def compare(store: AttentionStore, temperature: float, max_layers: int | None = 
 
 
 def transfer(
-    source: AttentionStore, target: AttentionStore, temperature: float, max_layers: int | None
+    others: Sequence[AttentionStore],
+    target: AttentionStore,
+    temperature: float,
+    max_layers: int | None = None,
 ) -> str:
-    """A section in Markdown: heads chosen on all of ``source``, ranking ``target``.
+    """A section in Markdown: heads chosen on all queries of ``others``, ranking ``target``.
 
     Raises:
-        ValueError: the two are of different models.
+        ValueError: they are not of one model, or not measured alike (see ``pool_attention``).
     """
-    models = [store.measurement.model for store in (source, target)]
-    if models[0].name != models[1].name:
-        raise ValueError(
-            f"heads of {models[0].name} ({source.folder}) mean nothing on {models[1].name} "
-            f"({target.folder}): give stores of one model."
-        )
+    layers = min(
+        max_layers or target.measurement.model.num_layers,
+        *(store.measurement.model.layers_kept for store in (*others, target)),
+    )
+    parts = [store.load() for store in others]
+    pool_attention([*parts, target.load()])  # refuses what cannot be compared
     chosen_on, ranked = (
-        Evidence.of(store.load(), temperature=temperature, max_layers=max_layers)
-        for store in (source, target)
+        Evidence.of(attention, temperature=temperature, max_layers=layers)
+        for attention in (pool_attention(parts), target.load())
     )
     queries = range(len(ranked.query_ids))
+    names = " and ".join(_name(store) for store in others)
     lines = [
-        f"## Chosen on {_name(source)}, ranking {_name(target)}",
+        f"## Chosen on {names}, ranking {_name(target)}, first {layers} layers",
         "",
         _row(["k", *map(str, COUNTS)]),
         _row(["---"] * (len(COUNTS) + 1)),
@@ -144,7 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stores = [AttentionStore.open(folder) for folder in given.stores]
     settings = (given.temperature, given.max_layers)
     sections = [compare(store, *settings) for store in stores]
-    sections += [transfer(one, other, *settings) for one, other in permutations(stores, 2)]
+    for target in stores:
+        others = [store for store in stores if store is not target]
+        if others:
+            sections.append(transfer(others, target, *settings))
     text = "\n".join(sections)
     if given.output is None:
         print(text)

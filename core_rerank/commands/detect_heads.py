@@ -121,12 +121,13 @@ def detect_heads(
     seed: Annotated[int, typer.Option("--seed", help="Of the documents' order.")] = 0,
     backend: BackendOption = Backend.VLLM,
     store: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--store",
             metavar="DIR",
             help="Where measured attention is kept: a stopped run goes on there, and without "
-            "--data heads are chosen again in seconds. Default: the output, ending in .store.",
+            "--data heads are chosen again in seconds, from several stores if it is repeated. "
+            "Default: the output, ending in .store.",
         ),
     ] = None,
     method: Annotated[
@@ -168,20 +169,24 @@ def detect_heads(
 ) -> None:
     """Find the heads that tell documents with the answer from near misses."""
     with errors_as_messages(verbose):
-        if data is None and store is None:
+        stores = store or [output.with_suffix(".store")]
+        if data is None and not store:
             raise CommandError(
                 "give --data FOLDER to measure, or --store DIR to choose again from what is there."
+            )
+        if data is not None and len(stores) > 1:
+            raise CommandError(
+                "--data measures into one --store: leave out --data to choose from several."
             )
         selection = Selection(top, method.value, temperature, calibrated, per_token, max_layers)
         settings = MeasureSettings(window_value(window), rows.value, orders, seed=seed)
         check_output(output)
         picture = _picture(picture, output)
-        folder = store or output.with_suffix(".store")
         if data is None:
-            attention = _stored(folder, model, selection)
+            attention = _stored(stores, model, selection)
         else:
             source = _Source(data, split, limit, negatives, model or DEFAULT_MODEL, backend.value)
-            attention = _measured(source, folder, settings, selection, verbose)
+            attention = _measured(source, stores[0], settings, selection, verbose)
         with working("Choosing heads"):
             detection = find_heads(attention, selection)
         detection.head_set(_aliases(attention.measurement.model.name), notes).to_yaml(output)
@@ -192,7 +197,8 @@ def detect_heads(
         out().print(heads_table(detection))
         out().print(quality_table(detection))
         out().print(stability_line(detection), soft_wrap=True)
-        say(f"written: {', '.join(written)}; what was measured is in {folder}")
+        kept = ", ".join(map(str, stores))
+        say(f"written: {', '.join(written)}; what was measured is in {kept}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,15 +241,17 @@ def _picture(given: Path | None, output: Path) -> Path | None:
     return given
 
 
-def _stored(folder: Path, model: str | None, selection: Selection) -> HeadAttention:
-    """What a complete store holds; ``model``, if given, must be the one it was measured on."""
+def _stored(folders: list[Path], model: str | None, selection: Selection) -> HeadAttention:
+    """What complete stores hold; ``model``, if given, must be the one they were measured on."""
+    from core_rerank.head_attention import pool_attention
     from core_rerank.models import resolve_model
 
-    kept = AttentionStore.open(folder)
-    if model is not None:
-        kept.check({"model": resolve_model(model).model_id})
-    selection.check(kept.measurement.model)
-    return kept.load()
+    stores = [AttentionStore.open(folder) for folder in folders]
+    for kept in stores:
+        if model is not None:
+            kept.check({"model": resolve_model(model).model_id})
+        selection.check(kept.measurement.model)
+    return pool_attention([kept.load() for kept in stores])
 
 
 def _measured(

@@ -107,6 +107,20 @@ def test_one_pass_then_any_method_without_an_engine(
     assert HeadSet.from_yaml("heads.yaml") == head_set
 
 
+def test_heads_are_chosen_from_several_stores(detect: Command) -> None:
+    assert detect(*MEASURE, "--limit", "10", "--k", "1", "-o", "a.yaml").exit_code == 0
+    write_folder(Path("MORE"))
+    more = ("--data", "MORE", "--model", "some/model", "--negatives", "1")
+    assert detect(*more, "--k", "1", "-o", "b.yaml").exit_code == 0
+    both = ("--store", "a.store", "--store", "b.store")
+    result = detect(*both, "--k", "1", "-o", "both.yaml")
+    assert result.exit_code == 0, result.output
+    assert HeadSet.from_yaml("both.yaml").data == "DATA + MORE, 34 queries"
+    refused = detect(*MEASURE, *both)
+    assert refused.exit_code == 2
+    assert "--data measures into one --store" in refused.stderr
+
+
 def test_a_stopped_run_goes_on(detect: Command, starts: list[str], backend: PlantedBackend) -> None:
     assert detect(*MEASURE, "-o", "heads.yaml", "--k", "1").exit_code == 0
     whole = Path("heads.yaml").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from planted import PLANTED, PlantedBackend, labelled
 
 from core_rerank.errors import NotFiniteError
+from core_rerank.head_attention import pool_attention
 from core_rerank.head_detection import Selection, find_heads
 from core_rerank.head_measuring import MeasureSettings, document_order, measure_attention
 from core_rerank.heads import HeadSet
@@ -255,3 +257,48 @@ def test_rows_from_the_instruction_look_for_qr(backend: PlantedBackend) -> None:
     )
     spans = [r.probe.query_span for r in seen if r.prompt_token_ids == prompt.token_ids]
     assert spans == [(prompt.instruction_span[0], len(prompt.token_ids))]
+
+
+# ---------------------------------------------------------------- several data sets
+
+
+def renamed(count: int, start: int = 0) -> list[LabelledQuery]:
+    return [dataclasses.replace(q, query_id=f"r{start + i}") for i, q in enumerate(labelled(count))]
+
+
+def test_pooled_attention_is_that_of_all_queries(backend: PlantedBackend) -> None:
+    one = measure_attention(backend, [many(2, 4)], data="one")
+    other = measure_attention(backend, labelled(3), data="other")
+    pooled = pool_attention([one, other])
+    assert pooled.query.shape == (4, 6, 3, 2)
+    assert np.array_equal(pooled.query[0], one.query[0])
+    assert np.array_equal(pooled.query[1:, :3], other.query)
+    assert np.isnan(pooled.query[1:, 3:]).all()
+    assert pooled.positive.sum() == 5
+    assert pooled.measurement.data == "one + other"
+    assert pooled.measurement.query_ids == ("one q", "other q0", "other q1", "other q2")
+    assert pool_attention([one]) is one
+
+
+def test_pooled_stores_are_named_in_the_head_set(backend: PlantedBackend, tmp_path: Path) -> None:
+    parts = [
+        measure_attention(backend, labelled(9), store=tmp_path / "a", data="a"),
+        measure_attention(backend, renamed(12), store=tmp_path / "b", data="b"),
+    ]
+    head_set = find_heads(pool_attention(parts), Selection(count=1)).head_set()
+    assert head_set.heads == (PLANTED,)
+    assert head_set.data == "a + b, 21 queries"
+    assert head_set.found_with["store_hash"] == " ".join(part.digest for part in parts)
+
+
+def test_only_what_was_measured_alike_is_pooled(backend: PlantedBackend) -> None:
+    one = measure_attention(backend, labelled(2), data="one")
+    listwise = measure_attention(backend, renamed(2), MeasureSettings(window="all"), data="two")
+    with pytest.raises(ValueError, match="window differs \\('one': 1, 'two': all\\)"):
+        pool_attention([one, listwise])
+    model = dataclasses.replace(backend.model, name="some/other")
+    other = measure_attention(backend, renamed(2), model=model)
+    with pytest.raises(ValueError, match="model id differs"):
+        pool_attention([one, other])
+    with pytest.raises(ValueError, match="query 'one q0' is in two of the stores"):
+        pool_attention([one, one])
