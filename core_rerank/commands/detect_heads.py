@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 LISTWISE_STEP_TOKENS = 16384
 DEFAULT_NEGATIVES = 19
 _DEFAULTS = Selection()
+_OF_MEASURING = ("split", "limit", "negatives", "window", "rows", "orders", "seed", "backend")
 
 
 class MethodName(StrEnum):
@@ -62,6 +63,7 @@ class RowsName(StrEnum):
 
 
 def detect_heads(
+    context: typer.Context,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -170,14 +172,7 @@ def detect_heads(
     """Find the heads that tell documents with the answer from near misses."""
     with errors_as_messages(verbose):
         stores = store or [output.with_suffix(".store")]
-        if data is None and not store:
-            raise CommandError(
-                "give --data FOLDER to measure, or --store DIR to choose again from what is there."
-            )
-        if data is not None and len(stores) > 1:
-            raise CommandError(
-                "--data measures into one --store: leave out --data to choose from several."
-            )
+        _check_sources(context, data, store or [])
         selection = Selection(top, method.value, temperature, calibrated, per_token, max_layers)
         settings = MeasureSettings(window_value(window), rows.value, orders, seed=seed)
         check_output(output)
@@ -199,6 +194,27 @@ def detect_heads(
         out().print(stability_line(detection), soft_wrap=True)
         kept = ", ".join(map(str, stores))
         say(f"written: {', '.join(written)}; what was measured is in {kept}")
+
+
+def _check_sources(context: typer.Context, data: Path | None, stores: list[Path]) -> None:
+    """Refuse what would have no effect: no option is silently left aside."""
+    if data is None and not stores:
+        raise CommandError(
+            "give --data FOLDER to measure, or --store DIR to choose again from what is there."
+        )
+    if data is not None and len(stores) > 1:
+        raise CommandError(
+            "--data measures into one --store: leave out --data to choose from several."
+        )
+    # By name: which click typer brings, its own or the installed one, differs by version.
+    sources = {name: context.get_parameter_source(name) for name in _OF_MEASURING}
+    given = [f"--{n}" for n, source in sources.items() if source and source.name == "COMMANDLINE"]
+    idle = given if data is None else []
+    if idle:
+        raise CommandError(
+            f"{', '.join(idle)} cannot change what is measured already: give --data too, with "
+            "another --store, to measure again."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,14 @@ def test_other_inputs_are_refused_before_an_engine_starts(
     assert len(starts) == 1
 
 
+def test_options_of_measuring_need_data(detect: Command) -> None:
+    assert detect(*MEASURE, "--k", "1").exit_code == 0
+    for option, value in (("--window", "all"), ("--limit", "3"), ("--seed", "0"), ("--split", "x")):
+        result = detect("--store", "heads.store", option, value, "--k", "1")
+        assert result.exit_code == 2
+        assert f"{option} cannot change what is measured already" in result.stderr
+
+
 def test_a_damaged_store_is_told_in_one_line(detect: Command) -> None:
     assert detect(*MEASURE, "--k", "1").exit_code == 0
     path = next(Path("heads.store").glob("00003-*"))
