@@ -81,7 +81,7 @@ def measure_attention(
     """Every head's attention to every document of every query.
 
     What an engine batch holds depends on its query alone, so that a run that was stopped and gone
-    on with gives what one run would have given.
+    on with asks the engine for just what one run would have asked.
 
     Args:
         backend: runs the model, with all its layers or the first few.
