@@ -108,6 +108,7 @@ class Reranker:
         resolved = name_model(model, backend)
         self._head_set = choose_head_set(heads, config, self._strategy, resolved.model_id)
         self._heads = choose_heads(heads, self._head_set, self._strategy)
+        self._weights = self._head_set.weights if self._head_set and self._heads else None
         recommended = self._head_set.window if self._head_set else "all"
         self._window: Window = window or recommended
         self._calibrate = calibrate
@@ -363,7 +364,7 @@ class Reranker:
                 f"{capture.values.shape} for heads {' '.join(map(str, capture.heads))}, but "
                 f"{request.probe.num_columns} tokens of the heads asked for were expected."
             )
-        return aggregate_heads(capture.values)
+        return aggregate_heads(capture.values, self._weights)
 
     def _remember(self, key: bytes, attention: np.ndarray) -> None:
         import numpy as np

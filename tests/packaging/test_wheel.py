@@ -117,6 +117,7 @@ def test_the_metadata_states_the_licence_and_every_extra(wheel: zipfile.ZipFile)
         "eval",
         "gpu",
         "llama-index",
+        "plots",
         "retrieval",
         "server",
         "transformers",
