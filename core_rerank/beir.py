@@ -14,6 +14,7 @@ __all__ = [
     "CORPUS",
     "QUERIES",
     "CorpusFile",
+    "find_rows",
     "read_corpus",
     "read_queries",
     "read_rows",
@@ -38,7 +39,7 @@ class CorpusFile:
         Raises:
             DataError: no such file.
         """
-        self.path = _find(Path(path), "corpus")
+        self.path = _find(Path(path), CORPUS)
 
     def __iter__(self) -> Iterator[Document]:
         """All documents; see ``documents``."""
@@ -82,7 +83,7 @@ def read_queries(folder: Path) -> dict[str, str]:
         DataError: the file is missing, a line is malformed, or a query is there twice.
     """
     texts: dict[str, str] = {}
-    for where, row in read_rows(_find(Path(folder), "queries")):
+    for where, row in read_rows(_find(Path(folder), QUERIES)):
         query_id = _id(where, row)
         if query_id in texts:
             raise DataError(f"{where}: query {query_id!r} is there twice.")
@@ -90,18 +91,25 @@ def read_queries(folder: Path) -> dict[str, str]:
     return texts
 
 
-def _find(path: Path, stem: str) -> Path:
-    """The file itself, or the first of a folder's ``STEM.jsonl``, ``.jsonl.gz``, ``.parquet``."""
+def find_rows(folder: Path, name: str) -> Path | None:
+    """A folder's ``NAME.jsonl``, or else its ``NAME.jsonl.gz`` or ``NAME.parquet``; ``name`` is
+    given as in `CORPUS`.
+    """
+    stem = name.removesuffix(ENDINGS[0])
+    there = (folder / f"{stem}{ending}" for ending in ENDINGS)
+    return next((file for file in there if file.is_file()), None)
+
+
+def _find(path: Path, name: str) -> Path:
+    """The file itself, or the one that ``find_rows`` finds in the folder."""
     if path.is_file():
         if not path.name.endswith(ENDINGS):
             raise DataError(f"{path} must end in {', '.join(ENDINGS)} to be read.")
         return path
-    there = (path / f"{stem}{ending}" for ending in ENDINGS)
-    found = next((file for file in there if file.is_file()), None)
+    found = find_rows(path, name)
     if found is None:
         raise DataError(
-            f"{path / stem}.jsonl is missing (so are .jsonl.gz and .parquet): "
-            "expected a BEIR folder."
+            f"{path / name} is missing (so are .jsonl.gz and .parquet): expected a BEIR folder."
             if path.is_dir()
             else f"{path} is missing: expected a BEIR folder or a file of documents."
         )

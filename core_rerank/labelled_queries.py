@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .beir import CORPUS, QUERIES, read_corpus, read_queries, read_rows, text_of
+from .beir import CORPUS, QUERIES, find_rows, read_corpus, read_queries, read_rows, text_of
 from .errors import DataError
 from .types import Document
 
@@ -34,6 +34,7 @@ def load_labelled_queries(
 
     A row of ``candidates.jsonl`` is ``{"query-id": ..., "positives": [ids], "negatives": [ids]}``;
     its order is kept. ``limit`` takes the first rows, ``negatives`` the first so many of each.
+    Each of the files may be .jsonl.gz or .parquet instead.
 
     Raises:
         DataError: a file is missing or a line is malformed; a query or document named there does
@@ -41,8 +42,10 @@ def load_labelled_queries(
             document is both.
     """
     folder = Path(folder)
-    missing = [name for name in (CORPUS, QUERIES, CANDIDATES) if not (folder / name).is_file()]
-    if missing:
+    found = {name: find_rows(folder, name) for name in (CORPUS, QUERIES, CANDIDATES)}
+    missing = [name for name, path in found.items() if path is None]
+    candidates = found[CANDIDATES]
+    if missing or candidates is None:
         raise DataError(
             f"{folder} lacks {', '.join(missing)}: head detection needs a BEIR folder with "
             f"{CORPUS}, {QUERIES} and {CANDIDATES}, rows of "
@@ -53,13 +56,13 @@ def load_labelled_queries(
         if value is not None and (isinstance(value, bool) or value < 1):
             raise DataError(f"{name} must be at least 1, not {value!r}.")
     rows = []
-    for where, row in read_rows(folder / CANDIDATES):
+    for where, row in read_rows(candidates):
         query_id, good, bad = _candidates(where, row)
         rows.append((where, (query_id, good, bad[:negatives])))
         if limit is not None and len(rows) == limit:
             break
     if not rows:
-        raise DataError(f"{folder / CANDIDATES} is empty: no labelled queries.")
+        raise DataError(f"{candidates} is empty: no labelled queries.")
     wanted = {doc_id for _, (_, pos, neg) in rows for doc_id in (*pos, *neg)}
     documents = read_corpus(folder, wanted)
     texts = read_queries(folder)

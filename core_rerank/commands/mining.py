@@ -24,7 +24,7 @@ def mine_hard_negatives(
     retriever = importlib.import_module("core_rerank.retrievers").BM25Retriever()
     dataset = load_beir(folder, split).first(limit)
     say(f"Looking for hard negatives among {len(dataset.corpus)} documents by BM25")
-    retriever.index(dataset.corpus)
+    retriever.index(dataset.corpus, progress=err().is_terminal)
     most_judged = max(len(judged) for judged in dataset.qrels.values())
     depth = negatives + most_judged
     run = retriever.search(dataset.queries, depth, progress=err().is_terminal)

@@ -39,11 +39,14 @@ CORE_RERANK = {
     "rerank",
 }
 HOOK_RUNTIME = {
+    "AsyncCaptureBackend",
+    "AsyncHookLLM",
     "AttentionProbe",
     "Capture",
     "CaptureBackend",
     "CaptureRequest",
     "ClosedError",
+    "EngineDeadError",
     "Head",
     "HookLLM",
     "HookRuntimeError",
@@ -51,6 +54,8 @@ HOOK_RUNTIME = {
     "ModelInfo",
     "ProbeError",
     "Probed",
+    "ShadowMemoryError",
+    "ThreadedHookLLM",
     "TransformersBackend",
     "UnsupportedModelError",
     "UnsupportedVLLMError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 from collections.abc import Sequence
@@ -94,6 +95,14 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").touch()
     with pytest.raises(DataError, match=r"lacks queries\.jsonl, candidates\.jsonl"):
         load_labelled_queries(tmp_path)
+
+
+def test_every_file_may_be_compressed(tmp_path: Path) -> None:
+    plain = load_labelled_queries(folder(tmp_path, [row(["b"], ["a"])]))
+    for path in list(tmp_path.iterdir()):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert load_labelled_queries(tmp_path) == plain
 
 
 def test_negatives_takes_the_first_of_each_row(tmp_path: Path) -> None:
