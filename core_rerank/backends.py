@@ -81,10 +81,12 @@ def open_backend(
     options["layers"] = wanted_layers(heads, engine)
     if resolved.revision and not Path(resolved.path_or_id).is_dir():
         options.setdefault("revision", resolved.revision)
-    if backend == "transformers":
-        running = _load_transformers(resolved.path_or_id, options)
-    else:
-        running = _load_vllm(resolved.path_or_id, options, shared_batches=backend == "vllm-async")
+    loaders = {
+        "vllm": _load_vllm,
+        "vllm-async": _load_vllm_async,
+        "transformers": _load_transformers,
+    }
+    running = loaders[backend](resolved.path_or_id, options)
     return _opened(running, resolved, close=running.close)
 
 
@@ -104,9 +106,21 @@ def _leave_open() -> None:
     """What closes a backend that somebody else is running: nothing."""
 
 
-def _load_vllm(
-    path_or_id: str, options: Mapping[str, Any], *, shared_batches: bool
-) -> CaptureBackend:
+def _load_vllm(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:
+    options = _for_vllm(options)
+    from hook_runtime.engine import HookLLM
+
+    return HookLLM(path_or_id, **options)
+
+
+def _load_vllm_async(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:
+    options = _for_vllm(options)
+    from hook_runtime.threaded import ThreadedHookLLM
+
+    return ThreadedHookLLM(path_or_id, **options)
+
+
+def _for_vllm(options: Mapping[str, Any]) -> dict[str, Any]:
     if find_spec("vllm") is None:
         raise MissingDependencyError(
             "vLLM is not installed. To install it: pip install 'core-rerank[gpu]' for NVIDIA GPUs, "
@@ -117,14 +131,8 @@ def _load_vllm(
 
     embedded = {model.model_id for model in EMBEDDED_MODELS.values()}
     if options["name"] in embedded and is_cpu():
-        options = {"dtype": "float32", **options}  # exact, and faster than bf16 without AMX
-    if shared_batches:
-        from hook_runtime.threaded import ThreadedHookLLM
-
-        return ThreadedHookLLM(path_or_id, **options)
-    from hook_runtime.engine import HookLLM
-
-    return HookLLM(path_or_id, **options)
+        return {"dtype": "float32", **options}  # exact, and faster than bf16 without AMX
+    return dict(options)
 
 
 def _load_transformers(path_or_id: str, options: Mapping[str, Any]) -> CaptureBackend:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Hashable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+from .memory import BoundedMemory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,50 +27,29 @@ class NullPassMemory:
         """``max_floats`` = 0 remembers nothing."""
         if isinstance(max_floats, bool) or not isinstance(max_floats, int) or max_floats < 0:
             raise ValueError(f"max_floats must be a number of floats >= 0, not {max_floats!r}.")
-        self._max_floats = max_floats
-        self._floats = 0
-        self._entries: OrderedDict[Hashable, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
+        self._memory: BoundedMemory[np.ndarray] = BoundedMemory(max_floats)
 
     def get(self, key: Hashable) -> np.ndarray | None:
         """The float64 [tokens] remembered under ``key`` (read-only), or None."""
-        with self._lock:
-            values = self._entries.get(key)
-            if values is not None:
-                self._entries.move_to_end(key)
-            return values
+        return self._memory.get(key)
 
     def put(self, key: Hashable, values: np.ndarray) -> None:
         """Remember ``values`` [tokens]; one that alone exceeds the bound is not kept."""
-        if values.size > self._max_floats:
-            return
         kept = values.astype("float64", copy=True)
         kept.setflags(write=False)
-        with self._lock:
-            self._discard(key)
-            self._entries[key] = kept
-            self._floats += kept.size
-            while self._floats > self._max_floats:
-                self._discard(next(iter(self._entries)))
+        self._memory.put(key, kept, kept.size)
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-            self._floats = 0
+        self._memory.clear()
 
     @property
     def floats(self) -> int:
         """Values held now."""
-        return self._floats
+        return self._memory.size
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def _discard(self, key: Hashable) -> None:
-        values = self._entries.pop(key, None)
-        if values is not None:
-            self._floats -= values.size
+        return len(self._memory)
 
 
 def pass_key(request: CaptureRequest, model: str) -> bytes:

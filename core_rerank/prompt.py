@@ -28,6 +28,7 @@ from typing import Any
 from hook_runtime.specs import Span
 
 from .errors import PromptError
+from .memory import BoundedMemory
 from .tokens import PlainTextEncoder, Tokens
 
 NULL_QUERY = "N/A"
@@ -44,6 +45,7 @@ TEMPLATE_DATE = date(2024, 7, 26)
 # a little beyond the limit, because the last tokens depend on where the text was cut.
 _CHARS_PER_TOKEN = 8
 _SPARE_TOKENS = 64
+MAX_REMEMBERED_TOKENS = 400_000  # about 60 MB of ids and offsets
 _MARKER = "core-rerank-content-4b1d"
 
 
@@ -102,6 +104,7 @@ class PromptBuilder:
         self._instruction = self._encoder.encode(f"{INSTRUCTION}{SEPARATOR}Query:").ids
         self._suffix = self._encoder.template_ids
         self._null = self.tokenize(NULL_QUERY)
+        self._documents: BoundedMemory[Segment] = BoundedMemory(MAX_REMEMBERED_TOKENS)
 
     def tokenize(self, text: str) -> Segment:
         """A document's or a query's tokens, none of them a control token.
@@ -113,7 +116,17 @@ class PromptBuilder:
         return Segment(tokens.ids[:lead], Tokens(tokens.ids[lead:], tokens.offsets[lead:]))
 
     def tokenize_document(self, text: str) -> Segment:
-        """As ``tokenize``, but of a very long text only the beginning, safely beyond the limit."""
+        """As ``tokenize``, but of a very long text only the beginning, safely beyond the limit.
+
+        Texts are remembered, since the same documents are often ranked for the next query.
+        """
+        known = self._documents.get(text)
+        if known is None:
+            known = self._tokenize_beginning(text)
+            self._documents.put(text, known, len(known.tokens) + len(text) // _CHARS_PER_TOKEN)
+        return known
+
+    def _tokenize_beginning(self, text: str) -> Segment:
         enough = self._max_tokens_per_doc + _SPARE_TOKENS
         chars = enough * _CHARS_PER_TOKEN
         segment = self.tokenize(text[:chars])

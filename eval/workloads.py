@@ -79,7 +79,9 @@ def pairs(
         query, calibration = (
             CaptureRequest(
                 (*start, *rows, *suffix),
-                AttentionProbe(heads, (len(start), len(start) + len(rows)), tuple(spans)),
+                AttentionProbe(
+                    heads, (len(start), len(start) + len(rows)), tuple(spans), sum_heads=True
+                ),
             )
             for rows in (some(QUERY), null)
         )
@@ -112,4 +114,5 @@ def _request(
         ids += encode("\n\n")
     start = len(ids)
     ids += encode(QUERIES[number % len(QUERIES)])
-    return CaptureRequest(tuple(ids), AttentionProbe(heads, (start, len(ids)), tuple(spans)))
+    probe = AttentionProbe(heads, (start, len(ids)), tuple(spans), sum_heads=True)
+    return CaptureRequest(tuple(ids), probe)

@@ -42,7 +42,8 @@ class CaptureState:
         self._capturing = False
         self._calls = 0
         self._step_tokens = 0
-        self._failed = False
+        self._output: Any = None
+        self._error: Exception | None = None
         self._slots: dict[int, torch.Tensor] = {}
         self._wrap_step(model_runner)
         compat.keep_out_of_full_graphs(model_runner, lambda: self._capturing)
@@ -124,7 +125,7 @@ class CaptureState:
                 try:
                     self._see(geometry, query, key)
                 except Exception as error:
-                    self._fail_step(error)
+                    self._error = error  # one reason for all layers of the step
             if geometry.unread and "output" in k:
                 return k["output"].zero_()
             return original(layer, query, key, value, kv_cache, metadata, *a, **k)
@@ -141,6 +142,23 @@ class CaptureState:
     # ------------------------------------------------------------ one step
 
     def _begin(self, output: Any) -> None:
+        """Before the forward: only what it needs, since the GPU waits for it."""
+        self._output, self._error = output, None
+        self._chunks, self._whole = [], []
+        concern = self.tracker.concerns(output)
+        self._capturing = concern.captures
+        if concern.whole or not concern.captures:
+            self._follow()
+        if concern.captures:
+            self._calls = 0
+            self._slots.clear()
+            self._step_tokens = output.total_num_scheduled_tokens
+            self._whole = [WholePrompt(c) for c in self._chunks if c.request.probe.heads == "all"]
+
+    def _follow(self) -> None:
+        output, self._output = self._output, None
+        if output is None:
+            return
         try:
             self._chunks, rejected = self.tracker.step(output)
         except Exception as error:  # ordinary requests go on; every running capture is told
@@ -150,14 +168,6 @@ class CaptureState:
             self._chunks, rejected = [], []
         for capture_id, reason in rejected:
             self.results.reject(capture_id, reason)
-        self._capturing = bool(self._chunks)
-        if not self._capturing:
-            return
-        self._calls = 0
-        self._failed = False
-        self._slots.clear()
-        self._step_tokens = output.total_num_scheduled_tokens
-        self._whole = [WholePrompt(c) for c in self._chunks if c.request.probe.heads == "all"]
         for chunk in self._chunks:
             self._check_heads(chunk.request)
 
@@ -187,21 +197,19 @@ class CaptureState:
     @torch.inference_mode()
     def _end(self) -> None:
         """Score the step. A fault fails the step's captures, never the ordinary requests in it."""
+        self._follow()
         try:
+            if self._error is not None:
+                raise self._error
             self._score_step()
         except Exception as error:
-            self._fail_step(error)
+            logger.exception("the captures of this step failed")
+            for chunk in self._chunks:
+                chunk.request.fail(f"{type(error).__name__}: {error}")
         for chunk in self._chunks:
             if chunk.stop == chunk.request.prompt_len:
                 self._finish(chunk.request)
         self._chunks, self._whole = [], []
-
-    def _fail_step(self, error: Exception) -> None:
-        if not self._failed:  # the layers of a step fail for one reason
-            logger.exception("the captures of this step failed")
-        self._failed = True
-        for chunk in self._chunks:
-            chunk.request.fail(f"{type(error).__name__}: {error}")
 
     def _score_step(self) -> None:
         if self._calls != len(self.geometry):

@@ -144,7 +144,7 @@ class HookLLM:
             for request in requests:
                 self._session.check(request)
             self._ensure_held(requests)
-            return self._run(requests, [one_token() for _ in requests], _NONE, progress)[1]
+            return self._run(requests, [one_token()] * len(requests), _NONE, progress)[1]
 
     def probe(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,10 +34,15 @@ def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
     """A copy of the sampling parameters that carries the probe to the workers."""
     if params.n != 1:
         raise ProbeError(f"a probed request must ask for one completion, not n={params.n}.")
-    params = params.clone()
-    extra = dict(params.extra_args or {})
-    extra[EXTRA_ARG] = {"id": capture_id, "probe": probe.to_json()}
-    params.extra_args = extra
+    params = copy.copy(params)  # vLLM copies deeply by itself, so the probe goes as one string
+    params.extra_args = {
+        **(params.extra_args or {}),
+        EXTRA_ARG: {
+            "id": capture_id,
+            "whole": probe.heads == "all",
+            "probe": json.dumps(probe.to_json()),
+        },
+    }
     if probe.heads == "all":  # never False here: vLLM sets True itself for prompt_logprobs
         params.skip_reading_prefix_cache = True
     return params
@@ -51,14 +58,18 @@ def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[st
         if "values" not in rank:
             return rank
     rows: dict[Head, np.ndarray] = {}
+    total = np.zeros((1, request.probe.num_columns), np.float32)
     for rank in known:
         heads = [Head(*h) for h in rank["heads"]]
-        shape = (len(heads), request.probe.num_columns)
-        values = np.frombuffer(rank["values"], np.float32).reshape(shape)
+        values = np.frombuffer(rank["values"], np.float32).reshape(-1, total.shape[1])
+        if request.probe.sum_heads:
+            total = total + values
+            values = [total] * len(heads)
         rows.update(zip(heads, values, strict=True))
     wanted = sorted(rows) if request.probe.heads == "all" else request.probe.heads
     missing = [str(h) for h in wanted if h not in rows]
     if missing or not wanted:
         what = f"head {' '.join(missing)}" if missing else "a result for the request"
         return {"incomplete": f"no worker holds {what}"}
-    return {"heads": tuple(wanted), "values": np.stack([rows[h] for h in wanted])}
+    values = total if request.probe.sum_heads else np.stack([rows[h] for h in wanted])
+    return {"heads": tuple(wanted), "values": values}

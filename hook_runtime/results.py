@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .specs import Head, reduce_columns
+from .specs import Head, reduce_values
 from .tracker import ProbedRequest
 from .whole import WholePrompt
 
@@ -61,7 +61,7 @@ class Results:
     def take(self, capture_ids: Sequence[str]) -> list[dict[str, Any]]:
         """Results in the order asked for, as plain values; each is handed out once.
 
-        ``{"heads": [[layer, head], ...], "values": float32 bytes [heads, columns]}``; or
+        ``{"heads": [[layer, head], ...], "values": float32 bytes [heads or 1, columns]}``; or
         ``{"incomplete": reason, "stale": bool}``, worth another try; or ``{"error": reason}``,
         not worth one; or ``{}`` for an unknown id.
         """
@@ -86,7 +86,7 @@ def _plain(result: dict[str, Any] | None) -> dict[str, Any]:
         heads, sums = WholePrompt.merge(request.parts)
     else:
         heads, sums = _selected(request, result["held"])
-    values = reduce_columns(sums / request.rows_done, request.probe)
+    values = reduce_values(sums / request.rows_done, request.probe)
     return {"heads": [list(h) for h in heads], "values": values.tobytes()}
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 Reduction = Literal["tokens", "documents"]
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 
 
 class Head(NamedTuple):
@@ -69,6 +69,7 @@ class AttentionProbe:
         spans: half-open, ascending, non-overlapping token spans of the columns (the tokens that
             are looked at): one per document.
         reduction: ``"tokens"`` keeps one value a token, ``"documents"`` sums each span.
+        sum_heads: add the heads up where they are captured, which leaves one row to bring back.
 
     A value is the attention probability averaged over the query rows,
     ``1/|Q| * sum_{i in Q} softmax_j(...)`` (the inner term of eq. 1 in ICR, arXiv 2410.02642),
@@ -79,6 +80,7 @@ class AttentionProbe:
     query_span: Span
     spans: tuple[Span, ...]
     reduction: Reduction = "tokens"
+    sum_heads: bool = False
 
     def __post_init__(self) -> None:
         if self.heads != "all":
@@ -104,6 +106,8 @@ class AttentionProbe:
         object.__setattr__(self, "spans", spans)
         if self.reduction not in ("tokens", "documents"):
             raise ProbeError(f"reduction must be 'tokens' or 'documents', not {self.reduction!r}.")
+        if not isinstance(self.sum_heads, bool):
+            raise ProbeError(f"sum_heads must be True or False, not {self.sum_heads!r}.")
 
     @property
     def num_columns(self) -> int:
@@ -128,6 +132,7 @@ class AttentionProbe:
             "query_span": list(self.query_span),
             "spans": [list(s) for s in self.spans],
             "reduction": self.reduction,
+            "sum_heads": self.sum_heads,
         }
 
     @classmethod
@@ -139,19 +144,21 @@ class AttentionProbe:
                 "same release of core-rerank on both sides."
             )
         try:
-            return cls(data["heads"], data["query_span"], data["spans"], data["reduction"])
+            return cls(**{name: data[name] for name in cls.__dataclass_fields__})
         except KeyError as error:
             raise ProbeError(f"the probe has no {error}: it was not made by to_json().") from error
 
 
-def reduce_columns(values: np.ndarray, probe: AttentionProbe) -> np.ndarray:
-    """Apply the probe's reduction to float32 [heads, tokens]: as it is, or [heads, spans]."""
+def reduce_values(values: np.ndarray, probe: AttentionProbe) -> np.ndarray:
+    """Apply the probe's reductions to float32 [heads, tokens]: [heads or 1, tokens or spans]."""
+    import numpy as np
+
+    if probe.sum_heads:
+        values = values.sum(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
     if probe.reduction == "tokens":
         return values
     widths = [end - start for start, end in probe.spans]
     starts = [sum(widths[:i]) for i in range(len(widths))]
-    import numpy as np
-
     return np.add.reduceat(values, starts, axis=1)
 
 
@@ -172,8 +179,9 @@ class Capture:
     """The attention one request's probe asked for.
 
     Attributes:
-        heads: one per row of ``values``, in the probe's order (layer-major for ``"all"``).
-        values: float32 [heads, columns]; see ``AttentionProbe`` for what a value and a column are.
+        heads: those read, in the probe's order (layer-major for ``"all"``).
+        values: float32 [heads, columns], or [1, columns] of their sums with ``sum_heads``; see
+            ``AttentionProbe`` for what a value and a column are.
         cached_tokens: prompt tokens that came from the prefix cache.
         recomputed: the request was run again because its cached prefix had not been captured.
     """

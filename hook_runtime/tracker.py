@@ -7,6 +7,7 @@ Only ``SchedulerOutput`` is read, never the batch, so every model runner looks t
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -101,6 +102,13 @@ class Rejected(NamedTuple):
     reason: str
 
 
+class Concern(NamedTuple):
+    """Whether a step computes prompts with a probe; and of all heads, read as they pass."""
+
+    captures: bool
+    whole: bool
+
+
 def columns_of(probe: AttentionProbe) -> np.ndarray:
     """Prompt positions of every token in the probe's spans; int64 [tokens]."""
     return np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in probe.spans])
@@ -116,7 +124,10 @@ def _carried(new_request: Any) -> dict[str, Any] | None:
 def _read(new_request: Any, carried: dict[str, Any]) -> ProbedRequest:
     if new_request.prompt_token_ids is None or getattr(new_request, "mm_features", None):
         raise ProbeError("only text prompts (token ids) can be probed, not embeddings or images.")
-    probe = AttentionProbe.from_json(carried.get("probe", {}))
+    try:
+        probe = AttentionProbe.from_json(json.loads(carried.get("probe", "{}")))
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ProbeError(f"the request's probe is no JSON: {error}.") from error
     probe.check_prompt(len(new_request.prompt_token_ids))
     lora = new_request.lora_request
     computed = min(new_request.num_computed_tokens, len(new_request.prompt_token_ids))
@@ -161,6 +172,14 @@ class Tracker:
     def recorded(self) -> int:
         """Blocks whose content the shadow holds."""
         return len(self._recorded)
+
+    def concerns(self, output: Any) -> Concern:
+        """What this step is to the runtime, without taking it in."""
+        carried = [c for c in map(_carried, output.scheduled_new_reqs) if c is not None]
+        running = self._requests and any(
+            request_id in self._requests for request_id in output.scheduled_cached_reqs.req_ids
+        )
+        return Concern(bool(carried or running), any(c.get("whole") for c in carried))
 
     def step(self, output: Any) -> tuple[list[Chunk], list[Rejected]]:
         """Take in one ``SchedulerOutput``; the prompt chunks of probed requests in this step."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import ClosedError, IncompleteCaptureError, ProbeError, UnsupportedModelError
-from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo, reduce_columns
+from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo, reduce_values
 
 if TYPE_CHECKING:
     import torch
@@ -261,7 +261,7 @@ def _reduce(reader: _Reader, heads: Sequence[Head], probe: AttentionProbe) -> An
     # Keys after the last query row are seen by no row.
     means = torch.nn.functional.pad(means, (0, max(0, probe.spans[-1][1] - means.shape[1])))
     columns = torch.cat([means[:, start:stop] for start, stop in probe.spans], dim=1)
-    return reduce_columns(columns.cpu().numpy(), probe)
+    return reduce_values(columns.cpu().numpy(), probe)
 
 
 def _load(model: str, revision: str | None, dtype: str, device: torch.device) -> tuple[Any, Any]:

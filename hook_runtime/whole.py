@@ -43,7 +43,10 @@ class WholePrompt:
                 self.request.fail("the prompt's tokens were not found in the step's batch")
                 return
             self._offset[geometry.group] = offset
-        self._sums[geometry.layer] = (geometry, self._sum_rows(geometry, offset, query, key))
+        sums = self._sum_rows(geometry, offset, query, key)
+        if self.request.probe.sum_heads:
+            sums = sums.sum(dim=0, keepdim=True)
+        self._sums[geometry.layer] = (geometry, sums)
 
     def _locate(self, geometry: LayerGeometry, slots: torch.Tensor) -> int | None:
         """Row of the prompt's first token: where the slot of its first token lies in the batch."""
@@ -94,6 +97,6 @@ class WholePrompt:
 
     @staticmethod
     def merge(parts: list[tuple[LayerGeometry, torch.Tensor]]) -> tuple[list[Head], np.ndarray]:
-        """Heads in layer order, and their sums; float32 [heads, columns]."""
+        """Heads in layer order, and their sums; float32 [heads or layers, columns]."""
         heads = [Head(g.layer, g.first_head + h) for g, _ in parts for h in range(g.num_heads)]
         return heads, torch.cat([sums for _, sums in parts]).cpu().numpy()

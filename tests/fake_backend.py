@@ -71,5 +71,5 @@ class FakeBackend:
         info = self.model
         every = tuple(Head(i, h) for i in range(info.layers_kept) for h in range(info.num_heads))
         heads = every if request.probe.heads == "all" else request.probe.heads
-        values = np.stack([self._attention(request, head) for head in heads])
-        return Capture(heads, values.astype(np.float32))
+        values = np.stack([self._attention(request, head) for head in heads]).astype(np.float32)
+        return Capture(heads, values.sum(0, keepdims=True) if request.probe.sum_heads else values)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
     [
         ({"kv_transfer_config": {"kv_connector": "X"}}, "kv_transfer_config cannot be combined"),
         ({"speculative_config": {"method": "ngram"}}, "speculative_config cannot be combined"),
-        ({"data_parallel_size": 2}, "one HookLLM per GPU"),
+        ({"data_parallel_size": 2}, "Use AsyncHookLLM or ThreadedHookLLM"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
         ({"worker_extension_cls": "user_extension.Clashing"}, "both define hook_runtime_take"),
         ({"layers": 2, "load_format": "gguf"}, "load_format='gguf' cannot skip layers"),

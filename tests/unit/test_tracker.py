@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ PROBE = AttentionProbe(["1-0"], (8, 10), [(0, 5)])
 
 
 def new(name: str, tokens: int, blocks: list[int], computed: int = 0, **how: Any) -> Any:
-    extra = how.pop("extra", {EXTRA_ARG: {"id": f"c-{name}", "probe": PROBE.to_json()}})
+    extra = how.pop("extra", {EXTRA_ARG: {"id": f"c-{name}", "probe": json.dumps(PROBE.to_json())}})
     return SimpleNamespace(
         req_id=name,
         prompt_token_ids=list(range(tokens)),
@@ -142,7 +143,9 @@ def test_unreadable_probes_are_rejected_and_run_as_ordinary_requests() -> None:
     tracker = Tracker([SIZE])
     image = new("i", 11, [1, 2, 3], mm_features=["picture"])
     short = new("s", 6, [4, 5])
-    stale = new("v", 11, [6, 7, 8], extra={EXTRA_ARG: {"id": "c-v", "probe": {"version": 0}}})
+    stale = new(
+        "v", 11, [6, 7, 8], extra={EXTRA_ARG: {"id": "c-v", "probe": json.dumps({"version": 0})}}
+    )
     chunks, rejected = tracker.step(step({"i": 11, "s": 6, "v": 11}, (image, short, stale)))
     assert chunks == []
     assert len(tracker) == 0

@@ -16,7 +16,10 @@ from hook_runtime.specs import CaptureRequest
 from .session import Part
 
 ROUNDING_FACTOR = 1.25
-"""In bf16 a capture may be off by this many times what plain transformers in bf16 is off by."""
+"""In bf16 captures may be off, by root mean square, by this many times what plain transformers in
+bf16 is off by on the same prompts."""
+LARGEST_FACTOR = 2.0
+"""The same of the largest difference, which a single value decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Figures:
         head_error: the same within one head, the worst of all heads; float32 only.
         plain_error: ``error`` of plain transformers in the engine's dtype, worst of all prompts of
             the engine; None in float32.
+        spread, plain_spread: root mean square of all differences, over the oracle's largest value,
+            of the captures and of plain transformers on the same prompts; None in float32.
         agreeing, plain_agreeing, captures: how many captures (and plain runs) rank the spans as
             the oracle does, of how many.
     """
@@ -41,11 +46,17 @@ class Figures:
     agreeing: int
     plain_agreeing: int | None
     captures: int
+    spread: float | None = None
+    plain_spread: float | None = None
 
     def fault(self) -> str:
         """What is wrong with the captures, if anything."""
         if not self.error <= self.allowed:
             return f"error {self.error:.2e}, {self.allowed:.2e} allowed"
+        if self.spread is not None and self.plain_spread is not None:
+            most = ROUNDING_FACTOR * self.plain_spread
+            if not self.spread <= most:
+                return f"root mean square {self.spread:.2e}, {most:.2e} allowed"
         if self.head_error is not None and not self.head_error <= HEAD_TOLERANCE:
             return f"a head is off by {self.head_error:.2e}, {HEAD_TOLERANCE:.0e} allowed"
         if self.plain_error is None and self.agreeing < self.captures:
@@ -104,7 +115,7 @@ class Oracle:
         orders = [ranking(e, p.request) for e, p in zip(exact, parts, strict=True)]
         return Figures(
             error=_worst(map(relative_error, got, exact)),
-            allowed=FLOAT32_TOLERANCE if plain_error is None else ROUNDING_FACTOR * plain_error,
+            allowed=FLOAT32_TOLERANCE if plain_error is None else LARGEST_FACTOR * plain_error,
             head_error=_worst(map(_head_error, got, exact)) if plain_error is None else None,
             plain_error=plain_error,
             agreeing=_agreeing(got, parts, orders),
@@ -114,12 +125,23 @@ class Oracle:
                 else _agreeing(self.answers(parts, dtype), parts, orders)
             ),
             captures=len(parts),
+            spread=None if plain_error is None else _spread(got, exact),
+            plain_spread=(
+                None if plain_error is None else _spread(self.answers(parts, dtype), exact)
+            ),
         )
 
 
 def _worst(errors: Iterable[float]) -> float:
     """The largest, where one that is not a number counts as infinite."""
     return max(e if np.isfinite(e) else float("inf") for e in errors)
+
+
+def _spread(got: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> float:
+    """Root mean square of all differences, each over its oracle's largest value."""
+    parts = [((g - e) / np.abs(e).max()).ravel() for g, e in zip(got, exact, strict=True)]
+    spread = float(np.sqrt(np.mean(np.square(np.concatenate(parts), dtype=np.float64))))
+    return spread if np.isfinite(spread) else float("inf")
 
 
 def _head_error(got: np.ndarray, exact: np.ndarray) -> float:
