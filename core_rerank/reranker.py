@@ -309,7 +309,13 @@ class Reranker:
         rows = prompt.query_span
         if self._strategy.rows == "instruction":
             rows = (prompt.instruction_span[0], len(prompt.token_ids))
-        probe = AttentionProbe(self._heads or "all", rows, prompt.document_spans, sum_heads=True)
+        # Weights tell heads apart, so only a plain sum can be taken where they are captured.
+        probe = AttentionProbe(
+            self._heads or "all",
+            rows,
+            prompt.document_spans,
+            sum_heads=self._weights is None,
+        )
         # No row looks past itself, so the prompt may end with the last of them.
         request = CaptureRequest(prompt.token_ids[: rows[1]], probe)
         return _Pass(pass_key(request, self.model.name), request)
@@ -358,7 +364,7 @@ class Reranker:
         return attention
 
     def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:
-        expected = (1, request.probe.num_columns)
+        expected = (1 if self._weights is None else len(self._weights), request.probe.num_columns)
         if capture.values.shape != expected or self._heads not in (None, capture.heads):
             raise IncompleteCaptureError(
                 f"the {self.model.backend} backend returned attention of shape "

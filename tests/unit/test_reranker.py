@@ -626,8 +626,11 @@ def test_heads_beyond_the_kept_layers_are_refused(tokenizer: Any) -> None:
             Reranker(backend=backend, heads=heads)
 
 
-def test_a_backend_that_returns_something_else_is_caught(make: Make, backend: FakeBackend) -> None:
-    reranker = make()
+@pytest.mark.parametrize("weights", [None, (2.0, 0.25)])
+def test_a_backend_that_returns_something_else_is_caught(
+    make: Make, backend: FakeBackend, weights: tuple[float, ...] | None
+) -> None:
+    reranker = make(heads=head_set(weights=weights))
     for wrong in (
         lambda c: Capture(c.heads, c.values[:, 1:]),
         lambda c: Capture(c.heads[:1], c.values[:1]),
