@@ -5,7 +5,7 @@ PYTHON ?= python3
 EXTRA ?=
 ARGS ?=
 
-.PHONY: demo test check bench bench-gpu parity parity-gpu setup
+.PHONY: demo test check bench bench-gpu parity parity-gpu soak setup
 
 demo: setup
 	.venv/bin/core-rerank demo
@@ -27,6 +27,9 @@ parity: setup
 
 parity-gpu: setup
 	.venv/bin/python tools/parity_table --device gpu $(ARGS)
+
+soak: setup
+	.venv/bin/python -m core_rerank.eval.soak $(ARGS)
 
 bench-gpu: setup
 	.venv/bin/python -m core_rerank.eval.bench_gpu $(ARGS)

@@ -31,7 +31,8 @@ class _Unchanged(nn.Module):
 class _FirstNumber(nn.Module):
     """Stands for an output projection whose result nobody reads: no bias, no matrix product.
 
-    It reads one number of each token, or the compiler would leave out the attention as well.
+    It reads one number of each token, or the compiler would leave out the attention as well. The
+    result is written out whole, because the norm after it may work in place.
     """
 
     def __init__(self, width: int) -> None:
@@ -39,7 +40,7 @@ class _FirstNumber(nn.Module):
         self.width = width
 
     def forward(self, attended: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return attended[..., :1].expand(*attended.shape[:-1], self.width), None
+        return attended[..., :1].repeat_interleave(self.width, dim=-1), None
 
 
 def drop_unread(model: nn.Module, config: Any) -> bool:

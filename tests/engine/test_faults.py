@@ -101,4 +101,4 @@ def test_a_garbled_probe_is_answered_and_its_request_served(cold_engine: HookLLM
     (without,) = cold_engine.llm.generate([prompt], plain, use_tqdm=False)
     assert with_it.outputs[0].token_ids == without.outputs[0].token_ids
     (answer,) = cold_engine.llm.collective_rpc("hook_runtime_take", args=(["1"], []))[0]
-    assert "not a probe of version 1" in answer["error"]
+    assert "not a probe of version 2" in answer["error"]
