@@ -12,6 +12,7 @@ import typer
 from .commands.demo import demo
 from .commands.detect_heads import detect_heads
 from .commands.doctor import doctor
+from .commands.first_stage import index, search
 from .commands.models import models
 from .commands.rerank import rerank
 
@@ -28,6 +29,8 @@ app.command()(demo)
 app.command("detect-heads")(detect_heads)
 app.command()(doctor)
 app.command()(models)
+app.command()(index)
+app.command()(search)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ CoreRerankError
 ├── ModelError                           no such model, or its weights cannot be had
 ├── PromptError (ValueError)             query, documents and instruction do not fit together
 ├── DataError (ValueError)               a data folder is incomplete or malformed
+├── IndexFolderError (ValueError)        an index is damaged, or another corpus's or model's
 ├── NotFiniteError (ArithmeticError)     the engine returned NaN or infinity for a document
 ├── MissingDependencyError (ImportError) an extra is not installed; names the command
 └── ClosedError (hook_runtime's too)     a reranker was used after close()
@@ -36,6 +37,10 @@ class PromptError(CoreRerankError, ValueError):
 
 class DataError(CoreRerankError, ValueError):
     """A data folder is incomplete or malformed; names the file and line."""
+
+
+class IndexFolderError(CoreRerankError, ValueError):
+    """A saved index cannot be used: half-written, altered, too new, or not for this corpus."""
 
 
 class NotFiniteError(CoreRerankError, ArithmeticError):

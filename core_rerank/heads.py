@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import warnings
@@ -42,6 +43,7 @@ class HeadSet:
         scale: scale of the attention logits at detection; "model" is the model's own.
         data, source, notes: what they were found on, who says so, what else to know.
         scores: one per head, where they are known.
+        weights: one per head, above 0; attention is then summed by them. None: a plain sum.
         found_with: versions and hashes of the detection run.
     """
 
@@ -60,6 +62,7 @@ class HeadSet:
     source: str = ""
     notes: str = ""
     scores: tuple[float, ...] | None = None
+    weights: tuple[float, ...] | None = None
     found_with: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -80,10 +83,11 @@ class HeadSet:
                     f"'heads' names {head}, but 'num_layers' is {self.num_layers} and 'num_heads' "
                     f"is {self.num_heads}; both numbers of a head count from zero."
                 )
-        if self.scores is not None and len(self.scores) != len(self.heads):
-            raise HeadSetError(
-                f"'scores' has {len(self.scores)} numbers for {len(self.heads)} heads."
-            )
+        for name, numbers in (("scores", self.scores), ("weights", self.weights)):
+            if numbers is not None and len(numbers) != len(self.heads):
+                raise HeadSetError(
+                    f"{name!r} has {len(numbers)} numbers for {len(self.heads)} heads."
+                )
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> HeadSet:
@@ -242,6 +246,12 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def _weight(value: object) -> float:
+    if not 0 < _number(value) < math.inf:
+        raise ValueError
+    return _number(value)
+
+
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError
@@ -292,6 +302,10 @@ _READERS: dict[str, tuple[str, Callable[[object], Any]]] = {
     "scores": (
         "a list of numbers, one per head, or null",
         _optional(lambda value: tuple(_number(v) for v in _list(value))),
+    ),
+    "weights": (
+        "a list of numbers above 0, one per head, or null",
+        _optional(lambda value: tuple(_weight(v) for v in _list(value))),
     ),
     "found_with": ("texts by name", _texts),
 }

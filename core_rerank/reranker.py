@@ -108,6 +108,7 @@ class Reranker:
         resolved = name_model(model, backend)
         self._head_set = choose_head_set(heads, config, self._strategy, resolved.model_id)
         self._heads = choose_heads(heads, self._head_set, self._strategy)
+        self._weights = self._head_set.weights if self._head_set and self._heads else None
         recommended = self._head_set.window if self._head_set else "all"
         self._window: Window = window or recommended
         self._calibrate = calibrate
@@ -308,7 +309,13 @@ class Reranker:
         rows = prompt.query_span
         if self._strategy.rows == "instruction":
             rows = (prompt.instruction_span[0], len(prompt.token_ids))
-        probe = AttentionProbe(self._heads or "all", rows, prompt.document_spans, sum_heads=True)
+        # Weights tell heads apart, so only a plain sum can be taken where they are captured.
+        probe = AttentionProbe(
+            self._heads or "all",
+            rows,
+            prompt.document_spans,
+            sum_heads=self._weights is None,
+        )
         # No row looks past itself, so the prompt may end with the last of them.
         request = CaptureRequest(prompt.token_ids[: rows[1]], probe)
         return _Pass(pass_key(request, self.model.name), request)
@@ -357,14 +364,14 @@ class Reranker:
         return attention
 
     def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:
-        expected = (1, request.probe.num_columns)
+        expected = (1 if self._weights is None else len(self._weights), request.probe.num_columns)
         if capture.values.shape != expected or self._heads not in (None, capture.heads):
             raise IncompleteCaptureError(
                 f"the {self.model.backend} backend returned attention of shape "
                 f"{capture.values.shape} for heads {' '.join(map(str, capture.heads))}, but "
                 f"{request.probe.num_columns} tokens of the heads asked for were expected."
             )
-        return aggregate_heads(capture.values)
+        return aggregate_heads(capture.values, self._weights)
 
     def _remember(self, key: bytes, attention: np.ndarray) -> None:
         import numpy as np

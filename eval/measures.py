@@ -1,4 +1,4 @@
-"""nDCG@10 per query through pytrec_eval, and what may be said about a difference of means."""
+"""nDCG and recall a query through pytrec_eval, and what may be said about a difference of means."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ def ndcg(
         ValueError: a score is NaN or infinite.
         MissingDependencyError: pytrec_eval is not installed.
     """
+    return _per_query(qrels, run, "ndcg_cut", cutoff)
+
+
+def recall(
+    qrels: Qrels, run: Mapping[str, Mapping[str, float]], cutoff: int = 20
+) -> dict[str, float]:
+    """Share of each query's relevant documents (relevance >= 1) among the first ``cutoff``.
+
+    Ties, missing queries and errors are as in ``ndcg``.
+    """
+    return _per_query(qrels, run, "recall", cutoff)
+
+
+def _per_query(
+    qrels: Qrels, run: Mapping[str, Mapping[str, float]], measure: str, cutoff: int
+) -> dict[str, float]:
     try:
         import pytrec_eval
     except ImportError as error:
@@ -33,9 +49,9 @@ def ndcg(
             f"measuring needs pytrec_eval ({error}). "
             "To install it: pip install 'core-rerank[eval]'."
         ) from None
-    evaluator = pytrec_eval.RelevanceEvaluator(qrels, {f"ndcg_cut.{cutoff}"})
+    evaluator = pytrec_eval.RelevanceEvaluator(qrels, {f"{measure}.{cutoff}"})
     results = evaluator.evaluate({query: _by_rank(query, run[query]) for query in run})
-    key = f"ndcg_cut_{cutoff}"
+    key = f"{measure}_{cutoff}"
     return {query: float(results[query][key]) if query in results else 0.0 for query in qrels}
 
 

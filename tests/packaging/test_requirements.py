@@ -75,7 +75,9 @@ def test_every_line_of_the_lock_is_an_exact_version(engine: str) -> None:
     assert not (engine == "cpu" and LEFT_OUT & pins(engine).keys())
 
 
-@pytest.mark.parametrize("extra", ["retrieval", "eval", "server", "llama-index", "all", "dev"])
+@pytest.mark.parametrize(
+    "extra", ["bm25", "retrieval", "eval", "server", "llama-index", "all", "dev"]
+)
 def test_every_extra_is_installed_as_declared(extra: str) -> None:
     check_installed(installed_engine(), extra)
 

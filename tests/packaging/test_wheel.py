@@ -110,11 +110,14 @@ def test_the_metadata_states_the_licence_and_every_extra(wheel: zipfile.ZipFile)
     assert metadata["Requires-Python"] == ">=3.11"
     assert set(metadata.get_all("Provides-Extra", [])) == {
         "all",
+        "bm25",
         "cpu",
+        "dense",
         "dev",
         "eval",
         "gpu",
         "llama-index",
+        "plots",
         "retrieval",
         "server",
         "transformers",

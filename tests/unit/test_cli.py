@@ -133,11 +133,11 @@ def test_detect_heads_writes_a_head_set_and_reuses_its_work(
     smollm2_dir: Path, tmp_path: Path
 ) -> None:
     labelled_folder(tmp_path)
-    heads, again, kept = (tmp_path / name for name in ("heads.yaml", "again.yaml", "kept.npz"))
+    heads, again, kept = (tmp_path / name for name in ("heads.yaml", "again.yaml", "kept"))
     options = ["--top", "4", "--temperature", "0.05", "--max-layers", "12"]
     result = run(
         "detect-heads", "--data", str(tmp_path), *CHEAP, *options, "-o", str(heads),
-        "--save", str(kept),
+        "--store", str(kept), "--picture", str(tmp_path / "heads.svg"),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     head_set = HeadSet.from_yaml(heads)
@@ -150,9 +150,18 @@ def test_detect_heads_writes_a_head_set_and_reuses_its_work(
     assert head_set.data == f"{tmp_path.name}, 1 queries"
     assert "only 1 labelled queries" in result.stderr
     assert "4 at random" in result.stdout
-    second = run("detect-heads", "--reuse", str(kept), *options, "-o", str(again))
-    assert second.exit_code == 0, second.output
-    assert again.read_text() == heads.read_text()
+    assert (tmp_path / "heads.svg").read_text().startswith("<?xml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("core_rerank.backends.open_backend", no_engine)
+        second = run("detect-heads", "--store", str(kept), *options, "-o", str(again))
+        assert second.exit_code == 0, second.output
+        assert again.read_text() == heads.read_text()
+        third = run(
+            "detect-heads", "--data", str(tmp_path), "--store", str(kept), *CHEAP,
+            "--method", "weighted", "--k", "2", "-o", str(again),
+        )  # fmt: skip
+        assert third.exit_code == 0, third.output
+        assert HeadSet.from_yaml(again).method == "weighted"
 
 
 # ---------------------------------------------------------------- without an engine
@@ -220,10 +229,11 @@ def test_detect_heads_window_has_one_default(monkeypatch: pytest.MonkeyPatch) ->
         ),
         (["rerank", "q", "DOCS", "--model", "documents.jsonl"], "'documents.jsonl' is a file"),
         (["demo", "--output", "nowhere/x.html"], "nowhere does not exist"),
-        (["detect-heads"], "give either --data FOLDER or --reuse NPZ"),
+        (["detect-heads"], "give --data FOLDER to measure, or --store DIR to choose again"),
         (["detect-heads", "--data", "."], "lacks corpus.jsonl"),
-        (["detect-heads", "--reuse", "no.npz"], "no.npz: No such file"),
-        (["detect-heads", "--reuse", "DOCS"], "does not hold attention saved by this release"),
+        (["detect-heads", "--store", "nowhere"], "nowhere holds no measured attention"),
+        (["detect-heads", "--store", "S", "--picture", "x.pdf"], "must end in .png or .svg"),
+        (["detect-heads", "--data", ".", "--orders", "5"], "orders=5 measures the same prompts"),
         (["detect-heads", "--data", "D", "--temperature", "0"], "temperature must be a number"),
     ],
 )
@@ -257,7 +267,7 @@ def test_detect_heads_checks_the_models_size_before_it_measures(
     info = ModelInfo("some/model", None, 4, 4, 3, 512, "float32", "cpu", "planted")
     opened = SimpleNamespace(model=info, backend=SimpleNamespace(close=lambda: closed.append(True)))
     monkeypatch.setattr("core_rerank.backends.open_backend", lambda *_: opened)
-    monkeypatch.setattr("core_rerank.head_detection.measure_attention", no_engine)
+    monkeypatch.setattr("core_rerank.head_measuring.measure_attention", no_engine)
     heads = tmp_path / "heads.yaml"
     result = run(
         "detect-heads", "--data", str(tmp_path), "--model", "some/model", *option,

@@ -1,145 +1,26 @@
-"""Head detection: hand-computed contrastive scores, planted heads, determinism, refusals."""
+"""Head detection: measuring, planted heads, determinism, provenance, refusals."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import logging
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from planted import PLANTED, PlantedBackend, labelled
 
-from core_rerank.errors import DataError, NotFiniteError
-from core_rerank.head_detection import Selection, find_heads, measure_attention
-from core_rerank.head_scores import (
-    HeadAttention,
-    best_heads,
-    contrastive_scores,
-    random_quality,
-    ranking_quality,
-)
+from core_rerank.errors import NotFiniteError
+from core_rerank.head_attention import pool_attention
+from core_rerank.head_detection import Selection, find_heads
+from core_rerank.head_measuring import MeasureSettings, document_order, measure_attention
 from core_rerank.heads import HeadSet
-from core_rerank.labelled_queries import LabelledQuery, load_labelled_queries
+from core_rerank.labelled_queries import LabelledQuery
 from core_rerank.prompt import PromptBuilder
 from core_rerank.types import Document
 from hook_runtime.backend import CaptureBackend
-from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
-
-LAYERS, HEADS = 3, 2
-PLANTED = Head(1, 1)
-
-
-def stack(*documents: Sequence[Sequence[float]]) -> np.ndarray:
-    """[documents, layers, heads] as one query's values."""
-    return np.array([documents], dtype=float)
-
-
-def test_contrastive_score_of_one_query_by_hand() -> None:
-    values = stack([[0.3]], [[0.1]], [[0.2]])
-    positive = np.array([[True, False, False]])
-    expected = math.exp(3) / (math.exp(3) + math.exp(1) + math.exp(2))
-    assert contrastive_scores(values, positive, 0.1)[0, 0] == pytest.approx(expected)
-
-
-def test_positives_do_not_compete_and_are_averaged() -> None:
-    values = stack([[1.0]], [[3.0]], [[2.0]])
-    positive = np.array([[True, True, False]])
-    one = math.exp(1) / (math.exp(1) + math.exp(2))
-    two = math.exp(3) / (math.exp(3) + math.exp(2))
-    assert contrastive_scores(values, positive, 1.0)[0, 0] == pytest.approx((one + two) / 2)
-
-
-def test_queries_are_averaged_and_padding_does_not_count() -> None:
-    nan = math.nan
-    values = np.array([[[[1.0]], [[0.0]], [[nan]]], [[[0.0]], [[0.0]], [[0.0]]]])
-    positive = np.array([[True, False, False], [True, False, False]])
-    first = math.exp(1) / (math.exp(1) + 1)
-    assert contrastive_scores(values, positive, 1.0)[0, 0] == pytest.approx((first + 1 / 3) / 2)
-
-
-@pytest.mark.parametrize("temperature", [1e-12, 1e12])
-def test_no_temperature_overflows(temperature: float) -> None:
-    values = stack([[0.9, -0.9]], [[0.1, 0.1]])
-    scores = contrastive_scores(values, np.array([[True, False]]), temperature)
-    assert np.isfinite(scores).all()
-    expected = [1.0, 0.0] if temperature < 1 else [0.5, 0.5]
-    assert scores[0] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_temperature_must_be_positive(temperature: float) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        contrastive_scores(stack([[1.0]], [[0.0]]), np.array([[True, False]]), temperature)
-
-
-def test_best_heads_break_ties_by_layer_and_head() -> None:
-    scores = np.array([[0.1, 0.5], [0.5, 0.9], [0.9, 0.5]])
-    assert best_heads(scores, 4) == [Head(1, 1), Head(2, 0), Head(0, 1), Head(1, 0)]
-    assert best_heads(scores, 2, max_layers=1) == [Head(0, 1), Head(0, 0)]
-    for count in (0, 7):
-        with pytest.raises(ValueError, match=f"cannot choose {count} heads of 6"):
-            best_heads(scores, count)
-
-
-def test_ranking_quality_by_hand() -> None:
-    values = stack([[0.5, 0.0]], [[0.7, 0.0]], [[0.1, 0.9]])
-    positive = np.array([[True, False, False]])
-    one = ranking_quality(values, positive, [Head(0, 0)])
-    assert (one.ndcg_at_10, one.mrr) == (pytest.approx(1 / math.log2(3)), 0.5)
-    both = ranking_quality(values, positive)
-    assert (both.ndcg_at_10, both.mrr) == (pytest.approx(0.5), pytest.approx(1 / 3))
-
-
-def test_ties_count_against_the_positive() -> None:
-    values = stack([[1.0]], [[1.0]])
-    assert ranking_quality(values, np.array([[True, False]])).mrr == 0.5
-
-
-def test_random_heads_are_the_same_for_the_same_seed() -> None:
-    values = np.random.default_rng(0).normal(size=(5, 4, LAYERS, HEADS))
-    positive = np.zeros((5, 4), bool)
-    positive[:, 0] = True
-    first = random_quality(values, positive, 2, seed=1)
-    assert first == random_quality(values, positive, 2, seed=1)
-    assert first != random_quality(values, positive, 2, seed=2)
-
-
-class PlantedBackend:
-    """Head 1-1 looks at document tokens that the query repeats; every other head at length."""
-
-    def __init__(self, tokenizer: Any, *, broken: bool = False) -> None:
-        self.tokenizer = tokenizer
-        self.broken = broken
-        self.model = ModelInfo(
-            name="some/model", revision="abc", num_layers=LAYERS, layers_kept=LAYERS,
-            num_heads=HEADS, max_model_len=512, dtype="float32", device="cpu", backend="planted",
-        )  # fmt: skip
-
-    def capture(
-        self, requests: Sequence[CaptureRequest], *, progress: bool = False
-    ) -> list[Capture]:
-        return [self._one(request) for request in requests]
-
-    def _one(self, request: CaptureRequest) -> Capture:
-        ids, probe = request.prompt_token_ids, request.probe
-        assert probe.heads == "all"
-        assert probe.reduction == "documents"
-        asked = set(ids[slice(*probe.query_span)])
-        values = np.zeros((LAYERS * HEADS, len(probe.spans)), np.float32)
-        for column, (start, end) in enumerate(probe.spans):
-            values[:, column] = (end - start) / 512
-            hits = sum(token in asked for token in ids[start:end])
-            values[PLANTED.layer * HEADS + PLANTED.head, column] = hits / 512
-        if self.broken:
-            values[0, 0] = np.nan
-        heads = tuple(Head(i, h) for i in range(LAYERS) for h in range(HEADS))
-        return Capture(heads, values)
-
-    def close(self) -> None:
-        pass
+from hook_runtime.specs import Capture, CaptureRequest, Head
 
 
 @pytest.fixture(scope="module")
@@ -151,20 +32,6 @@ def backend(smollm2_dir: Path) -> PlantedBackend:
     return made
 
 
-def labelled(count: int) -> list[LabelledQuery]:
-    """Positives repeat the query's word and are short; negatives are longer and do not."""
-    words = ("river", "mountain", "violin", "engine", "garden", "planet", "bridge", "castle")
-    queries = []
-    for number in range(count):
-        word = words[number % len(words)]
-        other = words[(number + 3) % len(words)]
-        long = Document(f"A much longer text that tells of a {other}, a {other} and a {other}.")
-        short = Document(f"the {word} is the {word}")
-        noise = Document(f"nothing but some {other} stories were told here today")
-        queries.append(LabelledQuery(f"q{number}", f"where is the {word}", (short,), (long, noise)))
-    return queries
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -172,6 +39,7 @@ def labelled(count: int) -> list[LabelledQuery]:
         ({"temperature": 0.0}, "temperature must be a number above 0, not 0.0"),
         ({"temperature": float("nan")}, "temperature must be a number above 0, not nan"),
         ({"max_layers": 0}, "max_layers must be at least 1, not 0"),
+        ({"method": "best"}, "method must be one of core, qr, ndcg, weighted, not 'best'"),
     ],
 )
 def test_a_selection_is_checked_when_it_is_made(setting: dict[str, Any], message: str) -> None:
@@ -181,7 +49,7 @@ def test_a_selection_is_checked_when_it_is_made(setting: dict[str, Any], message
 
 @pytest.mark.parametrize("window", [1, 2, "all"])
 def test_the_planted_head_is_found_in_every_window(backend: PlantedBackend, window: Any) -> None:
-    attention = measure_attention(backend, labelled(24), window=window)
+    attention = measure_attention(backend, labelled(24), MeasureSettings(window=window))
     detection = find_heads(attention, Selection(count=1, temperature=0.01, calibrated=False))
     assert find_heads(attention, Selection(count=1)).heads == (PLANTED,)
     assert detection.heads == (PLANTED,)
@@ -216,52 +84,30 @@ def test_calibration_and_length_are_applied(backend: PlantedBackend) -> None:
 
 def test_two_runs_are_equal_and_the_seed_moves_only_the_order(backend: PlantedBackend) -> None:
     queries = labelled(3)
-    first, second = (measure_attention(backend, queries, window=2, seed=7) for _ in range(2))
+    first, second = (
+        measure_attention(backend, queries, MeasureSettings(window=2, seed=7)) for _ in range(2)
+    )
     assert np.array_equal(first.query, second.query)
     assert first.measurement == second.measurement
-    other = measure_attention(backend, queries, window=1, seed=8)
-    assert np.array_equal(other.query, measure_attention(backend, queries, window=1).query)
+    other = measure_attention(backend, queries, MeasureSettings(seed=8))
+    assert np.array_equal(other.query, measure_attention(backend, queries).query)
 
 
-def test_progress_counts_prompts(backend: PlantedBackend) -> None:
+def test_progress_counts_queries(backend: PlantedBackend) -> None:
     seen: list[tuple[int, int]] = []
     measure_attention(backend, labelled(4), on_progress=lambda *counts: seen.append(counts))
-    assert seen[-1] == (24, 24)
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_what_was_measured_is_kept(backend: PlantedBackend, tmp_path: Path) -> None:
-    attention = measure_attention(backend, labelled(3), data="toy")
-    attention.save(tmp_path / "kept.npz")
-    loaded = HeadAttention.load(tmp_path / "kept.npz")
-    assert loaded.measurement == attention.measurement
-    for name in ("query", "null", "tokens", "positive"):
-        assert np.array_equal(getattr(loaded, name), getattr(attention, name))
-
-
-def test_uncalibrated_attention_cannot_be_calibrated(
-    backend: PlantedBackend, tmp_path: Path
-) -> None:
-    attention = measure_attention(backend, labelled(1), with_null=False)
-    attention.save(tmp_path / "raw.npz")
+def test_uncalibrated_attention_cannot_be_calibrated(backend: PlantedBackend) -> None:
+    attention = measure_attention(backend, labelled(1), MeasureSettings(with_null=False))
+    assert attention.null is None
     with pytest.raises(ValueError, match="without the null query"):
-        HeadAttention.load(tmp_path / "raw.npz").values(calibrated=True, per_token=False)
-
-
-@pytest.mark.parametrize("content", [b"not a zip", b""])
-def test_a_foreign_npz_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.npz"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="does not hold attention") as caught:
-        HeadAttention.load(path)
-    assert "pickle" not in str(caught.value)
-    assert "detect-heads --save" in str(caught.value)
-    np.savez(path, other=np.zeros(2))
-    with pytest.raises(ValueError, match="does not hold attention"):
-        HeadAttention.load(path)
+        attention.values(calibrated=True, per_token=False)
 
 
 def test_the_head_set_says_where_it_comes_from(backend: PlantedBackend, tmp_path: Path) -> None:
-    attention = measure_attention(backend, labelled(20), data="toy", seed=3)
+    attention = measure_attention(backend, labelled(20), MeasureSettings(seed=3), data="toy")
     detection = find_heads(attention, Selection(count=2, temperature=0.5))
     head_set = detection.head_set(["small"])
     head_set.to_yaml(tmp_path / "heads.yaml")
@@ -319,86 +165,140 @@ def test_real_attention_agrees_with_single_captures(smollm2_dir: Path) -> None:
     assert (mass < 1).all()
 
 
-# ---------------------------------------------------------------- the data folder
-
-
-def folder(
-    path: Path, candidates: Sequence[object], queries: Sequence[object] = (), corpus: object = None
-) -> Path:
-    corpus = corpus or [
-        {"_id": name, "title": name.upper(), "text": f"text of {name}"} for name in "abc"
-    ]
-    for name, rows in (
-        ("corpus.jsonl", corpus),
-        ("queries.jsonl", queries or [{"_id": "q", "text": "what?"}]),
-        ("candidates.jsonl", candidates),
-    ):
-        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]  # type: ignore[union-attr]
-        (path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def row(positives: object, negatives: object, query: str = "q") -> dict[str, object]:
-    return {"query-id": query, "positives": positives, "negatives": negatives}
-
-
-def test_a_folder_is_read(tmp_path: Path) -> None:
-    (query,) = load_labelled_queries(folder(tmp_path, [row(["b"], ["a", "c", "a"])]))
-    assert (query.query_id, query.query) == ("q", "what?")
-    assert query.positives == (Document("text of b", "b", "B"),)
-    assert [document.doc_id for document in query.negatives] == ["a", "c"]
-
-
-def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
-    data = folder(tmp_path, [row(["a"], ["b"]), row(["b"], ["a"]), "not json"])
-    assert [q.positives[0].doc_id for q in load_labelled_queries(data, 2)] == ["a", "b"]
-    with pytest.raises(DataError, match="limit must be at least 1"):
-        load_labelled_queries(data, 0)
-
-
 @pytest.mark.parametrize(
-    ("candidates", "message"),
+    ("setting", "message"),
     [
-        ([row(["a"], [])], "line 1: query 'q' has no negatives"),
-        ([row([], ["a"])], "line 1: query 'q' has no positives"),
-        ([row(["a"], "b")], "'negatives' must be a list"),
-        ([row(["a"], [1])], "'negatives' must be a list"),
-        ([{"query-id": "q", "positives": ["a"]}], "'negatives' must be a list"),
-        ([row(["x"], ["a"])], "positive 'x' of query 'q' is not in corpus.jsonl"),
-        ([row(["a"], ["x"])], "negative 'x' of query 'q' is not in corpus.jsonl"),
-        ([row(["a"], ["b"]), row(["a"], ["a"])], "line 2: 'a' is both"),
-        ([row(["a"], ["b"], query="other")], "query 'other' has no text"),
-        ([row(["a"], ["b"]), "{"], "line 2 is not JSON"),
-        ([["a"]], "line 1 is not a JSON object, but list"),
-        ([], "is empty"),
+        ({"window": 0}, "window must be 'all' or at least 1, not 0"),
+        ({"rows": "all"}, "rows must be 'query' or 'instruction', not 'all'"),
+        ({"window": "all", "orders": 6}, "orders must be 1 to 5, not 6"),
+        ({"orders": 2}, "orders=2 measures the same prompts again with window 1"),
     ],
 )
-def test_unusable_candidates_are_refused(
-    tmp_path: Path, candidates: list[object], message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        load_labelled_queries(folder(tmp_path, candidates))
+def test_how_to_measure_is_checked_first(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MeasureSettings(**setting)
 
 
-def test_blank_documents_are_refused(tmp_path: Path) -> None:
-    corpus = [{"_id": "a", "text": " "}, {"_id": "b", "text": "b"}]
-    with pytest.raises(DataError, match="positive 'a' of query 'q' has no text"):
-        load_labelled_queries(folder(tmp_path, [row(["a"], ["b"])], corpus=corpus))
+def test_a_query_that_is_there_twice_is_refused(backend: PlantedBackend) -> None:
+    with pytest.raises(ValueError, match="query 'q0' is there twice"):
+        measure_attention(backend, [*labelled(2), *labelled(1)])
 
 
-def test_documents_and_queries_that_are_there_twice_are_refused(tmp_path: Path) -> None:
-    candidates = [row(["1"], ["b"])]
-    corpus = [{"_id": name, "text": "x"} for name in (1, "b", "unused", "unused")]
-    (query,) = load_labelled_queries(folder(tmp_path, candidates, corpus=corpus))
-    assert query.positives == (Document("x", "1"),)
-    with pytest.raises(DataError, match="line 5: document '1' is there twice"):
-        load_labelled_queries(folder(tmp_path, candidates, corpus=[*corpus, corpus[0]]))
-    twice = [{"_id": "q", "text": "what?"}] * 2
-    with pytest.raises(DataError, match="line 2: query 'q' is there twice"):
-        load_labelled_queries(folder(tmp_path, candidates, twice, corpus))
+# ---------------------------------------------------------------- the order of the documents
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").touch()
-    with pytest.raises(DataError, match=r"lacks queries\.jsonl, candidates\.jsonl"):
-        load_labelled_queries(tmp_path)
+def many(positives: int, negatives: int, query_id: str = "q") -> LabelledQuery:
+    documents = tuple(Document(f"text {i}", str(i)) for i in range(positives + negatives))
+    return LabelledQuery(query_id, "what?", documents[:positives], documents[positives:])
+
+
+@pytest.mark.parametrize("positives", [1, 2, 5])
+def test_over_five_queries_every_position_has_the_positives_equally_often(positives: int) -> None:
+    query, seen = many(positives, 15), []
+    for number in range(5):
+        order = document_order(query, number, seed=3)
+        assert sorted(order) == list(range(15 + positives))
+        seen += [order.index(place) for place in range(positives)]
+    slots = sorted(set(seen))
+    assert (len(slots), slots[0], slots[-1]) == (5, 0, 14 + positives)
+    assert [seen.count(slot) for slot in slots] == [positives] * 5
+
+
+def test_turns_of_one_query_move_its_positive_too() -> None:
+    query = many(1, 8)
+    orders = [document_order(query, 0, 0, turn) for turn in range(5)]
+    assert [order.index(0) for order in orders] == [0, 2, 4, 6, 8]
+    assert len({tuple(o) for o in orders}) == 5
+
+
+def test_the_order_depends_on_the_seed_and_the_query_and_nothing_else() -> None:
+    orders = [document_order(many(1, 9, name), 2, seed) for name in "qr" for seed in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert orders[0] == document_order(many(1, 9), 2, 0)
+
+
+def test_fewer_documents_than_positions_are_all_placed() -> None:
+    for positives, negatives in ((1, 1), (2, 1), (6, 1), (1, 2)):
+        query = many(positives, negatives)
+        orders = [document_order(query, number, 0) for number in range(5)]
+        assert all(sorted(o) == list(range(positives + negatives)) for o in orders)
+
+
+class ByPosition(PlantedBackend):
+    """Every head looks at a document by its place in the prompt alone."""
+
+    def _one(self, request: CaptureRequest) -> Capture:
+        capture = super()._one(request)
+        capture.values[:] = np.arange(1, capture.values.shape[1] + 1)
+        return capture
+
+
+def test_five_orders_take_a_liking_for_a_position_away(backend: PlantedBackend) -> None:
+    biased = ByPosition(backend.tokenizer)
+    queries = [many(1, 4)]
+    settings = MeasureSettings(window="all", orders=5, with_null=False)
+    assert measure_attention(biased, queries, settings).query[0, 0, 0, 0] == 3.0
+    assert biased.calls == 1
+
+
+def test_rows_from_the_instruction_look_for_qr(backend: PlantedBackend) -> None:
+    seen: list[CaptureRequest] = []
+
+    class Recording(PlantedBackend):
+        def _one(self, request: CaptureRequest) -> Capture:
+            seen.append(request)
+            return super()._one(request)
+
+    query = labelled(1)[0]
+    settings = MeasureSettings(rows="instruction")
+    measure_attention(Recording(backend.tokenizer), [query], settings)
+    prompt = PromptBuilder(backend.tokenizer, 512).build(
+        query.query, [query.positives[0].full_text]
+    )
+    spans = [r.probe.query_span for r in seen if r.prompt_token_ids == prompt.token_ids]
+    assert spans == [(prompt.instruction_span[0], len(prompt.token_ids))]
+
+
+# ---------------------------------------------------------------- several data sets
+
+
+def renamed(count: int, start: int = 0) -> list[LabelledQuery]:
+    return [dataclasses.replace(q, query_id=f"r{start + i}") for i, q in enumerate(labelled(count))]
+
+
+def test_pooled_attention_is_that_of_all_queries(backend: PlantedBackend) -> None:
+    one = measure_attention(backend, [many(2, 4)], data="one")
+    other = measure_attention(backend, labelled(3), data="other")
+    pooled = pool_attention([one, other])
+    assert pooled.query.shape == (4, 6, 3, 2)
+    assert np.array_equal(pooled.query[0], one.query[0])
+    assert np.array_equal(pooled.query[1:, :3], other.query)
+    assert np.isnan(pooled.query[1:, 3:]).all()
+    assert pooled.positive.sum() == 5
+    assert pooled.measurement.data == "one + other"
+    assert pooled.measurement.query_ids == ("one q", "other q0", "other q1", "other q2")
+    assert pool_attention([one]) is one
+
+
+def test_pooled_stores_are_named_in_the_head_set(backend: PlantedBackend, tmp_path: Path) -> None:
+    parts = [
+        measure_attention(backend, labelled(9), store=tmp_path / "a", data="a"),
+        measure_attention(backend, renamed(12), store=tmp_path / "b", data="b"),
+    ]
+    head_set = find_heads(pool_attention(parts), Selection(count=1)).head_set()
+    assert head_set.heads == (PLANTED,)
+    assert head_set.data == "a + b, 21 queries"
+    assert head_set.found_with["store_hash"] == " ".join(part.digest for part in parts)
+
+
+def test_only_what_was_measured_alike_is_pooled(backend: PlantedBackend) -> None:
+    one = measure_attention(backend, labelled(2), data="one")
+    listwise = measure_attention(backend, renamed(2), MeasureSettings(window="all"), data="two")
+    with pytest.raises(ValueError, match="window differs \\('one': 1, 'two': all\\)"):
+        pool_attention([one, listwise])
+    model = dataclasses.replace(backend.model, name="some/other")
+    other = measure_attention(backend, renamed(2), model=model)
+    with pytest.raises(ValueError, match="model id differs"):
+        pool_attention([one, other])
+    with pytest.raises(ValueError, match="query 'one q0' is in two of the stores"):
+        pool_attention([one, one])

@@ -70,6 +70,7 @@ def test_every_key_survives_a_round_trip(tmp_path: Path) -> None:
         source="found by us",
         notes="日本語, a 'quote' and a\nline",
         scores=(0.5, 0.25),
+        weights=(1.5, 0.5),
         found_with={"seed": "0", "vllm": "0.32"},
     )
     path = tmp_path / "heads.yaml"
@@ -112,6 +113,11 @@ def test_writing_replaces_a_file_or_leaves_it_whole(tmp_path: Path) -> None:
         (MINIMAL + "aliases: short\n", "'aliases' must be a list of names"),
         (MINIMAL + "default: 1\n", "'default' must be true or false"),
         (MINIMAL + "scores: [1.0]\n", "'scores' has 1 numbers for 2 heads"),
+        (MINIMAL + "weights: [1.0]\n", "'weights' has 1 numbers for 2 heads"),
+        (MINIMAL + "weights: [1.0, 0.0]\n", "'weights' must be a list of numbers above 0"),
+        (MINIMAL + "weights: [1.0, .inf]\n", "'weights' must be a list of numbers above 0"),
+        (MINIMAL + "weights: [1.0, -.5]\n", "'weights' must be a list of numbers above 0"),
+        (MINIMAL + "weights: 2\n", "'weights' must be a list of numbers above 0"),
         (MINIMAL + "found_with: {seed: 0}\n", "'found_with' must be texts by name"),
         (MINIMAL + "notes: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
     ],

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from core_rerank.errors import MissingDependencyError
-from core_rerank.eval.measures import mean, ndcg, paired_bootstrap
+from core_rerank.eval.measures import mean, ndcg, paired_bootstrap, recall
 
 
 def test_ndcg_by_hand() -> None:
@@ -59,3 +59,10 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pytrec_eval", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'core-rerank\[eval\]'"):
         ndcg({"q": {"a": 1}}, {})
+
+
+def test_recall_is_the_share_of_relevant_documents_found() -> None:
+    qrels = {"q": {"a": 1, "b": 2, "c": 0}, "missing": {"a": 1}}
+    run = {"q": {"c": 3.0, "b": 2.0, "x": 1.0, "a": 0.5}}
+    assert recall(qrels, run, 3) == {"q": 0.5, "missing": 0.0}
+    assert recall(qrels, run, 4) == {"q": 1.0, "missing": 0.0}

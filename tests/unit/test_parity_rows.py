@@ -74,10 +74,16 @@ def test_bf16_is_measured_against_plain_bf16(oracle: judge.Oracle) -> None:
     parts = [_part(EXACT)]
     plain = oracle.plain_error(parts, "bfloat16")
     assert plain == pytest.approx(0.1)
-    for off, fails in ((0.045, False), (0.055, True)):
-        figures = oracle.figures([_part(EXACT + np.float32(off))], "bfloat16", plain)
-        assert figures.allowed == pytest.approx(0.125)
-        assert bool(figures.fault()) == fails
+    one = np.array([[1, 0, 0, 0]], np.float32)
+    for off, fault in (
+        (np.float32(0.045), ""),
+        (np.float32(0.055), "root mean square 1.3"),
+        (0.075 * one, ""),
+        (0.085 * one, "error 2.1"),
+    ):
+        figures = oracle.figures([_part(EXACT + off)], "bfloat16", plain)
+        assert figures.fault().startswith(fault)
+        assert bool(figures.fault()) == bool(fault)
 
 
 @pytest.mark.parametrize(

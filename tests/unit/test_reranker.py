@@ -574,6 +574,36 @@ def test_a_head_set_brings_heads_and_window(make: Make, tmp_path: Any) -> None:
     assert from_file.head_set == head_set()
 
 
+def test_a_head_sets_weights_weigh_its_heads(make: Make, backend: FakeBackend) -> None:
+    weighted = head_set(weights=(2.0, 0.25), window=1)
+    (item,) = make(heads=weighted, calibrate=False).rerank("cat mat", DOCUMENTS[:1], explain=True)
+    request = backend.batches[-1][0]
+    one, other = (
+        shared_tokens(request, head).astype(np.float32).astype(np.float64)
+        for head in (Head(1, 2), Head(0, 1))
+    )
+    assert item.token_scores is not None
+    found = [token.score for token in item.token_scores]
+    assert found == pytest.approx((2.0 * one + 0.25 * other).tolist())
+    calibrated = make(heads=weighted).rerank("cat mat", DOCUMENTS)
+    again = make(heads=head_set(heads=("0-1", "1-2"), weights=(0.25, 2.0), window=1))
+    assert [d.score for d in again.rerank("cat mat", DOCUMENTS)] == pytest.approx(
+        [d.score for d in calibrated]
+    )
+    plain = make(heads=head_set(window=1)).rerank("cat mat", DOCUMENTS)
+    assert [d.score for d in plain] != pytest.approx([d.score for d in calibrated])
+
+
+def test_weights_do_not_reach_a_strategy_that_reads_every_head(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = make(heads=None, strategy="icr").rerank("cat mat", DOCUMENTS)
+    packaged = head_set(weights=(100.0, 1.0))
+    monkeypatch.setattr("core_rerank.settings.find_head_set", lambda _: packaged)
+    beside = make(heads=None, strategy="icr").rerank("cat mat", DOCUMENTS)
+    assert [d.score for d in beside] == [d.score for d in every]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -596,8 +626,11 @@ def test_heads_beyond_the_kept_layers_are_refused(tokenizer: Any) -> None:
             Reranker(backend=backend, heads=heads)
 
 
-def test_a_backend_that_returns_something_else_is_caught(make: Make, backend: FakeBackend) -> None:
-    reranker = make()
+@pytest.mark.parametrize("weights", [None, (2.0, 0.25)])
+def test_a_backend_that_returns_something_else_is_caught(
+    make: Make, backend: FakeBackend, weights: tuple[float, ...] | None
+) -> None:
+    reranker = make(heads=head_set(weights=weights))
     for wrong in (
         lambda c: Capture(c.heads, c.values[:, 1:]),
         lambda c: Capture(c.heads[:1], c.values[:1]),
