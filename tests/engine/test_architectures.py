@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import start_engine
+from engines import DEFAULTS, start_engine
 from oracle import reference_attention
 from parity import assert_exact
 from tiny_models import ARCHITECTURES
@@ -85,6 +85,9 @@ def test_early_exit_gives_the_same_numbers(arch: str, tiny_model: Callable[[str]
     arguments: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": CHUNK}
     with start_engine(folder, heads=heads, layers="auto", **arguments) as engine:
         assert (engine.model.layers_kept, engine.model.num_layers) == (3, 4)
+        budget = DEFAULTS["kv_cache_memory_bytes"]  # for the cache and the shadow together
+        assert 0.95 * budget < engine.kv_bytes + engine.shadow_bytes <= budget
+        assert engine.shadow_bytes > 0.01 * budget
         for _ in range(2):
             assert_exact(
                 engine.capture([request]), reference_attention(folder, [request]), [request]

@@ -256,5 +256,8 @@ def test_data_parallel(tiny_model: Callable[[str], Path], monkeypatch: pytest.Mo
             assert_exact(captures, expected, pairs)
         assert all(c.cached_tokens >= 96 for c in captures)
         kept = on_loop(hooked, hooked.hooked.stats())
+        waiting = start(hooked, hooked.hooked.capture(pairs * 200))
+    with pytest.raises(ClosedError):  # closing ends what runs, and says so
+        waiting.result(timeout=60)
     assert len(kept) == 2
     assert all(worker["recorded_blocks"] > 0 for worker in kept)
