@@ -32,7 +32,7 @@ class CaptureState:
         self.geometry = read_geometry(vllm_config, model_runner)
         self.dtype = vllm_config.model_config.dtype
         self.num_blocks, groups = compat.kv_groups(model_runner)
-        self.kv_bytes = compat.kv_bytes(model_runner)
+        self.kv_bytes = compat.kv_bytes(model_runner, vllm_config)
         self.tracker = Tracker([size for _, size in groups])
         self.shadows: dict[int, LayerShadow] = {}
         self.results = Results()

@@ -204,9 +204,10 @@ def kv_groups(model_runner: Any) -> tuple[int, list[tuple[list[str], int]]]:
     return int(config.num_blocks), groups
 
 
-def kv_bytes(model_runner: Any) -> int:
-    """Size of the KV cache in bytes."""
-    return sum(int(t.size) for t in attribute(model_runner, "kv_cache_config").kv_cache_tensors)
+def kv_bytes(model_runner: Any, vllm_config: Any) -> int:
+    """Size of the KV cache in bytes; the tensors of several groups may lie upon each other."""
+    blocks, _ = kv_groups(model_runner)
+    return blocks * pool_bytes_per_block(vllm_config, model_runner.get_kv_cache_spec())
 
 
 def slot_mapping(layer_name: str) -> Any:
