@@ -19,7 +19,7 @@ from .errors import ClosedError, NotFiniteError
 from .heads import HeadSet, Window
 from .inputs import RerankInput, check_input, check_top_n
 from .models import ResolvedModel
-from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder, Segment
+from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder
 from .ranking import ScoredDocument, build_ranking
 from .scoring import aggregate_heads, calibrate, score_document
 from .settings import check_settings, check_strategy, check_window, choose_head_set, choose_heads
@@ -263,11 +263,10 @@ class Reranker:
         return self._rank_all(inputs, readings, attention, top_n, explain)
 
     def _plan_all(self, inputs: Sequence[RerankInput]) -> list[list[_Reading]]:
-        segments: dict[str, Segment] = {}
         readings = []
         for number, given in enumerate(inputs):
             with _naming_task(number, of=len(inputs)):
-                readings.append(self._plan(given, segments))
+                readings.append(self._plan(given))
         return readings
 
     def _rank_all(
@@ -294,8 +293,8 @@ class Reranker:
             for given, documents in zip(inputs, scored, strict=True)
         ]
 
-    def _plan(self, given: RerankInput, segments: dict[str, Segment]) -> list[_Reading]:
-        windows = plan_windows(given, self._builder, self._window, segments)
+    def _plan(self, given: RerankInput) -> list[_Reading]:
+        windows = plan_windows(given, self._builder, self._window)
         return [
             _Reading(
                 window,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from .heads import Window
 from .inputs import RerankInput
-from .prompt import Prompt, PromptBuilder, Segment
+from .prompt import Prompt, PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,14 @@ def split_windows(places: Sequence[int], window: Window) -> list[tuple[int, ...]
 
 
 def plan_windows(
-    given: RerankInput, builder: PromptBuilder, window: Window, segments: dict[str, Segment]
+    given: RerankInput, builder: PromptBuilder, window: Window
 ) -> tuple[WindowPrompt, ...]:
-    """The prompts for one rerank. Blank documents, and those without tokens, are in none.
-
-    ``segments`` remembers texts already tokenized, so that a batch tokenizes each text once.
-    """
+    """The prompts for one rerank. Blank documents, and those without tokens, are in none."""
     texts = [document.full_text for document in given.documents]
-    for text in texts:
-        if text.strip() and text not in segments:
-            segments[text] = builder.tokenize_document(text)
-    places = [i for i, text in enumerate(texts) if text.strip() and segments[text].tokens.ids]
+    segments = [builder.tokenize_document(text) if text.strip() else None for text in texts]
+    kept = {i: s for i, s in enumerate(segments) if s is not None and s.tokens.ids}
+    places = list(kept)
     return tuple(
-        WindowPrompt(chunk, builder.build(given.query, [segments[texts[i]] for i in chunk]))
+        WindowPrompt(chunk, builder.build(given.query, [kept[i] for i in chunk]))
         for chunk in split_windows(places, window)
     )

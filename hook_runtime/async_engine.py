@@ -145,7 +145,7 @@ class AsyncHookLLM:
     def use_engines(self, count: int) -> None:
         """Send new requests to the first so many data-parallel engines only."""
         if not 1 <= count <= self._engines:
-            raise ValueError(f"{count} engines asked for, of {self._engines} that there are.")
+            raise ValueError(f"{count} engines asked for: give a number from 1 to {self._engines}.")
         self._router = Router(count)
 
     async def check_health(self) -> None:
