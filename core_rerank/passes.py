@@ -72,6 +72,11 @@ class PassReader:
     calibrated: bool
     null_passes: NullPassMemory
 
+    @property
+    def filters_tokens(self) -> bool:
+        """Whether abnormally low tokens are left out: calibration is what makes them so."""
+        return self.strategy.token_filter and self.calibrated
+
     def plan(self, given: RerankInput) -> Plan:
         """The windows of one query's documents and the passes over each."""
         return [

@@ -47,7 +47,7 @@ class Reranker:
         backend: str | CaptureBackend = "vllm",
         window: Window | None = None,
         strategy: str = "core",
-        calibrate: bool = True,
+        calibrate: bool | None = None,
         max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC,
         **engine: Any,
     ) -> None:
@@ -67,7 +67,8 @@ class Reranker:
                 windows between 1 and "all" compare documents across prompts less well.
             strategy: "core" (selected heads, token filter), "icr" (every head, token filter) or
                 "qr" (selected heads; instruction, query and suffix look; no filter).
-            calibrate: subtract the attention under the null query "N/A".
+            calibrate: subtract the attention under the null query "N/A"; by default what the head
+                set says, which is yes for most.
             max_tokens_per_doc: longer documents are cut, and flagged.
             **engine: passed to the backend: for vLLM any argument of ``vllm.LLM``; for
                 transformers ``dtype``, ``device``, ``max_model_len``; for both ``layers``, by
@@ -85,7 +86,10 @@ class Reranker:
         resolved = name_model(model, backend)
         self._head_set = choose_head_set(heads, config, self._strategy, resolved.model_id)
         self._heads = choose_heads(heads, self._head_set, self._strategy)
-        recommended = self._head_set.window if self._head_set else "all"
+        if window is None:
+            window = self._head_set.window if self._head_set else "all"
+        if calibrate is None:
+            calibrate = self._head_set is None or self._heads is None or self._head_set.calibrate
         self._closed = False
         self._open = self._open_backend(backend, resolved, engine)
         try:
@@ -100,7 +104,7 @@ class Reranker:
                 strategy=self._strategy,
                 heads=self._heads,
                 weights=self._head_set.weights if self._head_set and self._heads else None,
-                window=window or recommended,
+                window=window,
                 calibrated=calibrate,
                 null_passes=NullPassMemory(),
             )
@@ -292,7 +296,7 @@ class Reranker:
                 part = tokens[start : start + len(offsets)]
                 start += len(offsets)
                 _check_finite(part, place, given)
-                score = score_document(part, token_filter=self._strategy.token_filter)
+                score = score_document(part, token_filter=self._reader.filters_tokens)
                 scored.append(ScoredDocument(place, score, truncated, offsets))
         return scored
 
