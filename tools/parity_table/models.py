@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiny_models import ARCHITECTURES, copy_tokenizer, make_tiny
+from tiny_models import ARCHITECTURES, make_tiny
+
+from core_rerank.eval.shapes import copy_tokenizer
 
 QUANTISED = ("llama-gptq", "llama-awq", "llama-fp8")
 

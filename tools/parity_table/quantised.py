@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tiny_models import copy_tokenizer
+from core_rerank.eval.shapes import copy_tokenizer
 
 GROUP = 64
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
