@@ -14,10 +14,11 @@ from .errors import ClosedError, EngineDeadError
 from .exchange import merge_ranks, one_token
 from .fetcher import Fetcher
 from .guard import refuse_unguarded_script
-from .options import EngineOptions, check_running, engine_options, model_info, raise_refusal
+from .hooked import Hooked, Steps
+from .options import EngineOptions, check_running, engine_options
 from .router import Router
-from .session import Session, Submission, engine_alive, probed_request, shadow_arguments
-from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+from .session import Submission, engine_alive, probed_request
+from .specs import AttentionProbe, Capture, CaptureRequest, Head
 
 TRIES = 4
 """A request is computed again where its prefix was not captured, or where the shadow was grown for
@@ -26,7 +27,7 @@ STEPS_AHEAD = 4
 """Prefill steps of one call that may wait in the engine."""
 
 
-class AsyncHookLLM:
+class AsyncHookLLM(Hooked):
     """vLLM's ``AsyncLLM`` with an attention probe on any request. Made by ``await start(...)``.
 
     Callers need not know of each other: their requests share the engine's batches, whatever heads
@@ -36,11 +37,9 @@ class AsyncHookLLM:
     it may stay incomplete. `HookLLM` makes that room.
     """
 
-    def __init__(self, engine: Any, options: EngineOptions, name: str) -> None:
+    def __init__(self, engine: Any) -> None:
         """Use ``start``."""
         self.engine = engine
-        self._options = options
-        self._name = name
         self._closed = False
         self._requests = itertools.count()
         self._growing = asyncio.Lock()
@@ -74,25 +73,15 @@ class AsyncHookLLM:
         running = compat.symbol("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args(
             arguments(model=model, **options.engine)
         )
-        made = cls(running, options, name or model)
+        made = cls(running)
         try:
-            await made._install(frozenset(chosen))
+            await made._prepare(name or model, options, chosen)
         except BaseException:
             await made.close()
             raise
         return made
 
     # ------------------------------------------------------------ the public side
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model that is loaded."""
-        return self._session.model
-
-    @property
-    def shadow_bytes(self) -> int:
-        """What the heads held take on all workers, beside the KV cache's ``kv_bytes``."""
-        return self._session.shadow_bytes
 
     @property
     def tokenizer(self) -> Any:
@@ -311,21 +300,24 @@ class AsyncHookLLM:
         with engine_alive():
             return await compat.call_engine(self.engine.engine_core, rank, method, args)
 
-    async def _install(self, heads: frozenset[Head]) -> None:
+    async def _prepare(self, name: str, options: EngineOptions, heads: Iterable[Head]) -> None:
         vllm_config = self.engine.vllm_config
         check_running(vllm_config, data_parallel=True)
-        installed = await self._rpc("hook_runtime_install")
-        raise_refusal(installed)
-        info = model_info(vllm_config, self._name, self._options, installed)
-        self._session = Session(info, vllm_config, installed, self._engines)
+        await self._perform(self._install(vllm_config, name, options, heads, self._engines))
         self._tokenizer = self.engine.get_tokenizer()
         if asyncio.iscoroutine(self._tokenizer):
             self._tokenizer = await self._tokenizer
-        self.kv_bytes = sum(r["kv_bytes"] for r in installed)
-        self.runner = str(installed[0]["runner"])
-        info.check_heads(heads)
-        if heads:
-            await self._hold(heads, first=True)
+
+    async def _perform(self, steps: Steps) -> None:
+        with contextlib.suppress(StopIteration):
+            call = next(steps)
+            while True:
+                try:
+                    answers = await self._rpc(call.method, *call.arguments)
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answers)
 
     async def _ensure_held(self, requests: Sequence[CaptureRequest]) -> None:
         if self._session.to_hold(requests) is None:
@@ -333,22 +325,7 @@ class AsyncHookLLM:
         async with self._growing:
             heads = self._session.to_hold(requests)
             if heads is not None:
-                await self._hold(heads)
-
-    async def _hold(self, heads: frozenset[Head], first: bool = False) -> None:
-        try:
-            workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(heads, first))
-        except BaseException:
-            self._session.let_go()
-            raise
-        refusal = self._session.refused(heads, workers)
-        if refusal is not None:
-            if any("bytes" in worker for worker in workers):  # these let go of what they held
-                old = self._session.held
-                workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(old, True))
-                self._session.now_holds(old, workers)
-            raise refusal
-        self._session.now_holds(heads, workers)
+                await self._perform(self._hold(heads))
 
     def _check_open(self) -> None:
         if self._closed:

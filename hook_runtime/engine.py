@@ -12,9 +12,10 @@ from . import compat
 from .errors import ClosedError, IncompleteCaptureError, ProbeError
 from .exchange import merge_ranks, one_token, per_prompt
 from .guard import refuse_unguarded_script
-from .options import check_running, engine_options, model_info, raise_refusal
-from .session import Session, Submission, engine_alive, probed_request, shadow_arguments
-from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+from .hooked import Hooked, Steps
+from .options import check_running, engine_options
+from .session import Submission, engine_alive, probed_request
+from .specs import AttentionProbe, Capture, CaptureRequest, Head
 
 MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
 
@@ -38,7 +39,7 @@ class _Ordinary:
 _NONE = _Ordinary()
 
 
-class HookLLM:
+class HookLLM(Hooked):
     """vLLM's ``LLM`` with an attention probe on any request.
 
     Args:
@@ -82,30 +83,12 @@ class HookLLM:
             compat.wake_when_engine_dies(self.llm.llm_engine.engine_core)
             vllm_config = self.llm.llm_engine.vllm_config
             check_running(vllm_config)
-            installed = self._rpc("hook_runtime_install")
-            raise_refusal(installed)
-            info = model_info(vllm_config, name or model, options, installed)
-            self._session = Session(info, vllm_config, installed)
-            self.kv_bytes = sum(r["kv_bytes"] for r in installed)
-            self.runner = str(installed[0]["runner"])
-            self.model.check_heads(chosen)
-            if chosen:
-                self._hold(frozenset(chosen), first=True)
+            self._perform(self._install(vllm_config, name or model, options, chosen))
         except BaseException:
             self.close()
             raise
 
     # ------------------------------------------------------------ the public side
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model that is loaded."""
-        return self._session.model
-
-    @property
-    def shadow_bytes(self) -> int:
-        """What the heads held take on all workers, beside the KV cache's ``kv_bytes``."""
-        return self._session.shadow_bytes
 
     @property
     def tokenizer(self) -> Any:
@@ -310,22 +293,18 @@ class HookLLM:
     def _ensure_held(self, requests: Iterable[CaptureRequest]) -> None:
         heads = self._session.to_hold(requests)
         if heads is not None:
-            self._hold(heads)
+            self._perform(self._hold(heads))
 
-    def _hold(self, heads: frozenset[Head], first: bool = False) -> None:
-        try:
-            workers = self._rpc("hook_runtime_shadow", *shadow_arguments(heads, first))
-        except BaseException:
-            self._session.let_go()
-            raise
-        refusal = self._session.refused(heads, workers)
-        if refusal is not None:
-            if any("bytes" in worker for worker in workers):  # these let go of what they held
-                old = self._session.held
-                workers = self._rpc("hook_runtime_shadow", *shadow_arguments(old, True))
-                self._session.now_holds(old, workers)
-            raise refusal
-        self._session.now_holds(heads, workers)
+    def _perform(self, steps: Steps) -> None:
+        with contextlib.suppress(StopIteration):
+            call = next(steps)
+            while True:
+                try:
+                    answers = self._rpc(call.method, *call.arguments)
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answers)
 
     def _check_open(self) -> None:
         if self._closed:
