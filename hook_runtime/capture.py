@@ -21,7 +21,7 @@ from .whole import WholePrompt
 logger = logging.getLogger(__name__)
 
 Scorer = Callable[[Sequence[Segment]], Iterator[tuple[list[Segment], torch.Tensor]]]
-REGROWN = "the heads that the shadow holds were changed meanwhile"
+REGROWN = "the heads that the workers hold were changed meanwhile, for another caller"
 
 
 class CaptureState:
@@ -180,7 +180,8 @@ class CaptureState:
         for head in request.probe.heads:
             shadow = self.shadows.get(head.layer)
             if self._is_here(head) and (shadow is None or head.head not in shadow.heads):
-                request.fail(f"head {head} is not held by the shadow")
+                held = " ".join(str(Head(n, h)) for n, s in self.shadows.items() for h in s.heads)
+                request.fail(f"head {head} is not among those held here ({held or 'none'})")
 
     def _see(self, geometry: LayerGeometry, query: torch.Tensor, key: torch.Tensor) -> None:
         self._calls += 1

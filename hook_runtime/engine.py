@@ -14,7 +14,7 @@ from .exchange import merge_ranks, one_token, per_prompt
 from .guard import refuse_unguarded_script
 from .hooked import Hooked, Steps
 from .options import check_running, engine_options
-from .session import Submission, engine_alive, probed_request
+from .session import Ask, Submission, engine_alive, probed_request
 from .specs import AttentionProbe, Capture, CaptureRequest, Head
 
 MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
@@ -30,10 +30,11 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class _Ordinary:
-    """Prompts without a probe that run in the same engine batch, and their parameters."""
+    """Prompts without a probe that run in the same engine batch, with what belongs to each."""
 
     prompts: list[Any] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
+    adapters: list[Any] = field(default_factory=list)
 
 
 _NONE = _Ordinary()
@@ -108,14 +109,22 @@ class HookLLM(Hooked):
                 return self.llm.generate(prompts, sampling_params, use_tqdm=use_tqdm, **kwargs)
 
     def capture(
-        self, requests: Sequence[CaptureRequest], *, progress: bool = False
+        self,
+        requests: Sequence[CaptureRequest],
+        *,
+        lora_request: Any = None,
+        progress: bool = False,
     ) -> list[Capture]:
         """Run all requests as one engine batch; captures in request order.
 
         A request whose cached prefix had not been captured is computed again from scratch.
+        ``lora_request`` is vLLM's ``LoRARequest``, one for all or a list with one, or None, a
+        request; the engine must have been started with ``enable_lora=True``.
 
         Raises:
-            ProbeError: a head does not exist, or a prompt does not fit the engine.
+            ProbeError: a head does not exist, a prompt does not fit the engine, or it takes no
+                adapters.
+            UnsupportedVLLMError: on a CPU, requests with and without an adapter in one call.
             IncompleteCaptureError: rows were missing even then; partial numbers never come back.
             ShadowMemoryError: the heads do not fit the memory.
             EngineDeadError: vLLM's engine process is gone.
@@ -124,10 +133,11 @@ class HookLLM(Hooked):
         requests = list(requests)
         with self._lock:
             self._check_open()
-            for request in requests:
-                self._session.check(request)
+            adapters = per_prompt(lora_request, len(requests), "LoRA requests")
+            asks = [Ask(r, one_token(), a) for r, a in zip(requests, adapters, strict=True)]
+            self._check(asks, _NONE)
             self._ensure_held(requests)
-            return self._run(requests, [one_token()] * len(requests), _NONE, progress)[1]
+            return self._run(asks, _NONE, progress)[1]
 
     def probe(
         self,
@@ -135,12 +145,14 @@ class HookLLM(Hooked):
         probes: Sequence[AttentionProbe | None],
         sampling_params: Any = None,
         *,
+        lora_request: Any = None,
         progress: bool = False,
     ) -> Probed:
         """Generate as usual and capture where ``probes[i]`` is not None, in one engine batch.
 
-        Prompts are vLLM's; a probed one must be text or token ids. Sampling parameters are one for
-        all or one a prompt; a probed request must ask for one completion (``n=1``).
+        Prompts are vLLM's; a probed one must be text or token ids. Sampling parameters and LoRA
+        requests are one for all or one a prompt; a probed request must ask for one completion
+        (``n=1``). Errors are those of ``capture``.
         """
         self._check_open()
         self._session.check_whole()
@@ -148,18 +160,23 @@ class HookLLM(Hooked):
             raise ProbeError(f"{len(prompts)} prompts but {len(probes)} probes: give one a prompt.")
         if sampling_params is None:
             sampling_params = self.llm.get_default_sampling_params()
-        params = per_prompt(sampling_params, len(prompts))
+        params = per_prompt(sampling_params, len(prompts), "sampling parameters")
+        adapters = per_prompt(lora_request, len(prompts), "LoRA requests")
         chosen = {i: p for i, p in enumerate(probes) if p is not None}
         others = [i for i, p in enumerate(probes) if p is None]
         with self._lock:
             self._check_open()
             tokenizer = self.tokenizer
-            requests = [probed_request(prompts[i], p, tokenizer) for i, p in chosen.items()]
-            for request in requests:
-                self._session.check(request)
-            self._ensure_held(requests)
-            ordinary = _Ordinary([prompts[i] for i in others], [params[i] for i in others])
-            outputs, captures = self._run(requests, [params[i] for i in chosen], ordinary, progress)
+            asks = [
+                Ask(probed_request(prompts[i], probe, tokenizer), params[i], adapters[i])
+                for i, probe in chosen.items()
+            ]
+            ordinary = _Ordinary(
+                *([given[i] for i in others] for given in (list(prompts), params, adapters))
+            )
+            self._check(asks, ordinary)
+            self._ensure_held(ask.request for ask in asks)
+            outputs, captures = self._run(asks, ordinary, progress)
         by_prompt: list[Capture | None] = [None] * len(prompts)
         for i, capture in zip(chosen, captures, strict=True):
             by_prompt[i] = capture
@@ -189,21 +206,22 @@ class HookLLM(Hooked):
 
     # ------------------------------------------------------------ one batch
 
+    def _check(self, asks: Sequence[Ask], ordinary: _Ordinary) -> None:
+        for ask in asks:
+            self._session.check(ask.request, ask.adapter)
+        self._session.check_mixture([*(ask.adapter for ask in asks), *ordinary.adapters])
+
     def _run(
-        self,
-        requests: list[CaptureRequest],
-        params: list[Any],
-        ordinary: _Ordinary,
-        progress: bool,
+        self, asks: list[Ask], ordinary: _Ordinary, progress: bool
     ) -> tuple[list[Any], list[Capture]]:
         """Probed requests first, then the ordinary ones; outputs in that order."""
         session = self._session
         outputs: list[Any] = []
         results: list[dict[str, Any]] = []
         sent: list[Submission] = []
-        for group in self._groups(requests):
-            batch = [session.submission(requests[i], params[i]) for i in group]
-            last = group.stop == len(requests)
+        for group in self._groups([ask.request for ask in asks]):
+            batch = [session.submission(asks[i]) for i in group]
+            last = group.stop == len(asks)
             new_outputs, new_results = self._submit(batch, ordinary if last else _NONE, progress)
             outputs.extend(new_outputs)
             results.extend(new_results)
@@ -212,12 +230,12 @@ class HookLLM(Hooked):
         for i in again:
             if results[i].get("stale"):
                 session.leave_cache(sent[i])
-            batch = [session.submission(requests[i], one_token(), fresh=True)]
+            batch = [session.submission(asks[i]._replace(params=one_token()), fresh=True)]
             _, (results[i],) = self._submit(batch, _NONE, False)
         redone = set(again)
         captures = [
-            session.capture(request, result, outputs[i], i in redone)
-            for i, (request, result) in enumerate(zip(requests, results, strict=True))
+            session.capture(ask.request, result, outputs[i], 2 if i in redone else 1)
+            for i, (ask, result) in enumerate(zip(asks, results, strict=True))
         ]
         return outputs, captures
 
@@ -246,6 +264,7 @@ class HookLLM(Hooked):
                 [*(s.prompt for s in batch), *ordinary.prompts],
                 [*(s.params for s in batch), *ordinary.params],
                 use_tqdm=progress,
+                lora_request=[*(s.adapter for s in batch), *ordinary.adapters],
             )
             expected = len(batch) + len(ordinary.prompts)
             if len(outputs) != expected:
