@@ -56,6 +56,8 @@ def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[st
     A worker of another data-parallel engine knows nothing of the request and answers ``{}``.
     """
     known = [rank for rank in ranks if rank]
+    if not known:
+        return {"incomplete": "no worker has a result for it (was it aborted from outside?)"}
     for rank in known:
         if "values" not in rank:
             return rank
@@ -71,7 +73,7 @@ def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[st
     wanted = sorted(rows) if request.probe.heads == "all" else request.probe.heads
     missing = [str(h) for h in wanted if h not in rows]
     if missing or not wanted:
-        what = f"head {' '.join(missing)}" if missing else "a result for the request"
+        what = f"head {' '.join(missing)}" if missing else "any head"
         return {"incomplete": f"no worker holds {what}"}
     values = total if request.probe.sum_heads else np.stack([rows[h] for h in wanted])
     return {"heads": tuple(wanted), "values": values}

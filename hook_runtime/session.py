@@ -221,7 +221,7 @@ class Session:
     def _incomplete(self, request: CaptureRequest, result: dict[str, Any], tries: int) -> str:
         heads, size = request.probe.heads, len(request.prompt_token_ids)
         what = "every head" if heads == "all" else f"{len(heads)} heads"
-        reason = result.get("incomplete", "no worker knows of it: was it aborted from outside?")
+        reason = result["incomplete"]
         if heads == "all":
             needed, now = size + self.max_num_seqs, self.max_num_batched_tokens
             larger = (

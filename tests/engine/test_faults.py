@@ -63,7 +63,7 @@ def test_a_prefix_nobody_captured_is_computed_again(
 
 INCOMPLETE = (
     r"the capture of 7 heads for a prompt of \d{3} tokens stayed incomplete after it was computed "
-    r"2 times: no worker holds a result for the request\. .*name all of them when the engine starts"
+    r"2 times: no worker has a result for it.* name all of them when the engine starts"
 )
 
 
