@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         NotFiniteError,
         PromptError,
     )
+    from .fusion import fuse
     from .heads import HeadSet
     from .reranker import Reranker
     from .shared import rerank
@@ -40,6 +41,7 @@ _MODULE_OF = {
     "Ranking": "core_rerank.types",
     "Reranker": "core_rerank.reranker",
     "TokenScore": "core_rerank.types",
+    "fuse": "core_rerank.fusion",
     "rerank": "core_rerank.shared",
 }
 
@@ -60,6 +62,7 @@ __all__ = [
     "Reranker",
     "TokenScore",
     "__version__",
+    "fuse",
     "rerank",
 ]
 

@@ -1,4 +1,4 @@
-"""Rank fusion of two scorings of the same documents, such as a first stage's and a reranker's.
+"""Rank fusion of two scorings of the same documents: a first stage's and a reranker's.
 
 Both give one score per document, in one order (the first stage's, best first); higher is better.
 The fused scores come back in that order.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from .inputs import check_top_n
+from .types import Ranking
 
 RRF_K = 60.0
 Normalisation = Literal["minmax", "z"]
@@ -124,3 +127,43 @@ def _check(a: Sequence[float], b: Sequence[float]) -> None:
     for score in (*a, *b):
         if not math.isfinite(score):
             raise ValueError(f"scores to be fused must be finite numbers, not {score!r}.")
+
+
+def fuse(
+    ranking: Ranking,
+    first_stage: Sequence[float],
+    how: Fusion | str | float = "rrf",
+    *,
+    top_n: int | None = None,
+) -> Ranking:
+    """``ranking`` with each document's score fused with the one its first stage gave it.
+
+    Args:
+        ranking: of all documents that were given, so without ``top_n``.
+        first_stage: one score per document, in the order they were given to the reranker.
+        how: "rrf", the reranker's weight from 0 to 1, or a `Fusion`.
+        top_n: how many documents to return; None: all.
+
+    Raises:
+        ValueError: the ranking and the scores are not of the same documents, a score is NaN or
+            infinite, or ``how`` or ``top_n`` is out of range.
+    """
+    fusion = how if isinstance(how, Fusion) else Fusion.parse(str(how))
+    top_n = check_top_n(top_n)
+    if sorted(item.index for item in ranking) != list(range(len(first_stage))):
+        raise ValueError(
+            f"{len(first_stage)} first-stage scores were given for a ranking of {len(ranking)} "
+            "documents: give one for each document, and rank without top_n."
+        )
+    items = sorted(ranking, key=lambda item: item.index)
+    scores = fusion.fuse(first_stage, [item.score for item in items])
+    best_first = sorted(items, key=lambda item: (-scores[item.index], item.index))
+    return Ranking(
+        ranking.query,
+        tuple(
+            replace(item, score=scores[item.index], rank=rank)
+            for rank, item in enumerate(best_first[:top_n], start=1)
+        ),
+        ranking.model,
+        f"{ranking.strategy}+{fusion}",
+    )

@@ -36,6 +36,7 @@ CORE_RERANK = {
     "Reranker",
     "TokenScore",
     "__version__",
+    "fuse",
     "rerank",
 }
 HOOK_RUNTIME = {

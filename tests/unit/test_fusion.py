@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import math
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core_rerank import fusion
-from core_rerank.fusion import Fusion, fuse_ranks, fuse_scores, min_max, standardise
+from core_rerank.fusion import Fusion, fuse, fuse_ranks, fuse_scores, min_max, standardise
+from core_rerank.types import Document, RankedDocument, Ranking
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20)
 
@@ -69,3 +71,43 @@ def test_what_a_user_writes() -> None:
 def test_what_makes_no_sense_is_refused(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def ranking(*scores: float) -> Ranking:
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return Ranking(
+        "query",
+        tuple(
+            RankedDocument(index, f"d{index}", scores[index], rank, Document(f"text {index}"))
+            for rank, index in enumerate(order, start=1)
+        ),
+        "model",
+        "core",
+    )
+
+
+def test_a_fused_ranking_is_ordered_by_fused_scores() -> None:
+    fused = fuse(ranking(0.0, 4.0, 1.0), [3.0, 2.0, 1.0], 0.25, top_n=2)
+    assert [(d.doc_id, d.rank, d.score) for d in fused] == [("d0", 1, 0.75), ("d1", 2, 0.625)]
+    assert fused.strategy == "core+0.25"
+    assert [d.doc_id for d in fuse(ranking(0.0, 4.0, 1.0), [3.0, 2.0, 1.0])] == ["d1", "d0", "d2"]
+
+
+def test_equal_fused_scores_keep_the_order_given() -> None:
+    assert [d.index for d in fuse(ranking(1.0, 2.0), [2.0, 1.0])] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("scores", "how", "message"),
+    [
+        ([1.0], "rrf", "1 first-stage scores were given for a ranking of 2"),
+        ([1.0, math.nan], "rrf", "finite"),
+        ([1.0, 2.0], 1.5, "weight from 0 to 1, not '1.5'"),
+        ([1.0, 2.0], "best", "'rrf' or the reranker's weight"),
+    ],
+)
+def test_what_cannot_be_fused_is_refused(scores: list[float], how: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fuse(ranking(0.5, 0.25), scores, how)
+    with pytest.raises(ValueError, match="without top_n"):
+        fuse(dataclasses.replace(ranking(0.5, 0.25), documents=ranking(0.5, 0.25)[1:]), [1, 2])
