@@ -140,18 +140,19 @@ def test_a_cross_encoder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_real_cross_encoder_is_a_system(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+    import transformers
 
+    library: Any = transformers
     words = sorted({w for text in QUERIES.values() for w in text.lower().strip("?").split()})
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     folder = tmp_path / "model"
-    config = BertConfig(
+    config = library.BertConfig(
         vocab_size=len(words) + 5, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=8, max_position_embeddings=64, num_labels=1,
     )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(folder)
-    BertTokenizerFast(str(vocabulary)).save_pretrained(folder)
+    library.BertForSequenceClassification(config).save_pretrained(folder)
+    library.BertTokenizerFast(str(vocabulary)).save_pretrained(folder)
     candidates = find_candidates(DATA, f"run:{run_file(tmp_path)}", 3)
     system = CrossEncoderSystem("tiny", str(folder), options={"device": "cpu"})
     found = evaluate(DATA, [system], candidates)["tiny"]
