@@ -85,17 +85,21 @@ def _by_depth(report: Report, axes: Axes) -> None:
 
 def _by_time(report: Report, axes: Axes) -> None:
     for system in report.systems:
-        seconds = max(system.cost.seconds_per_query, 1e-6)
-        value = system.means[MAIN]
-        axes.plot([seconds], [value], marker="o", color=_colour(report, system))
-        axes.annotate(
-            system.name, (seconds, value), xytext=(5, 4), textcoords="offset points", fontsize=8
+        axes.plot(
+            [max(system.cost.seconds_per_query, 1e-6)],
+            [system.means[MAIN]],
+            marker="*" if system.settings["kind"] == "fusion" else "o",
+            markersize=8,
+            linestyle="none",
+            color=_colour(report, system),
+            label=system.name,
         )
     axes.set_xscale("log")
-    axes.margins(x=0.25, y=0.2)
+    axes.margins(x=0.15, y=0.2)
     axes.set_xlabel(f"seconds a query, in batches of {report.batch} (first stage: searching)")
     axes.set_ylabel(MAIN)
     axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
 
 
 def _colour(report: Report, system: SystemReport) -> str:
