@@ -12,6 +12,7 @@ import typer
 from .commands.demo import demo
 from .commands.detect_heads import detect_heads
 from .commands.doctor import doctor
+from .commands.evaluate import evaluate
 from .commands.first_stage import index, search
 from .commands.models import models
 from .commands.rerank import rerank
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(rerank)
 app.command()(demo)
 app.command("detect-heads")(detect_heads)
+app.command("eval")(evaluate)
 app.command()(doctor)
 app.command()(models)
 app.command()(index)

@@ -24,7 +24,7 @@ from core_rerank.head_validation import (
     stability,
 )
 
-from .measures import paired_bootstrap
+from .significance import paired_bootstrap
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .measures import SEED
+from .significance import SEED
 
 Action = Callable[[int], object]
 """One timed run; it is told the number of the repeat, from 0; -1 is the warm-up."""

@@ -63,7 +63,10 @@ def test_a_pair_judged_twice_keeps_the_last_with_a_warning(tmp_path: Path) -> No
         ({"corpus": '{"_id": 1.5, "text": "x"}'}, "'_id' must be text or a whole number"),
         ({"corpus": CORPUS + CORPUS}, "line 4: document 'd1' is there twice"),
         ({"queries": QUERIES + QUERIES}, "line 4: query 'q1' is there twice"),
-        ({"queries": '{"_id": "q1", "text": "one"}'}, r"query 'q2' is judged in qrels/test\.tsv"),
+        (
+            {"queries": '{"_id": "q1", "text": "one"}'},
+            r"query 'q2' is judged in .*/qrels/test\.tsv but",
+        ),
         ({"qrels": "q1\td1\n"}, r"test\.tsv, line 1: expected query-id, corpus-id"),
         ({"qrels": "q1\td1\tyes\n"}, "line 1: expected"),
         ({"qrels": "query-id\tcorpus-id\tscore\n"}, "holds no judgements"),
@@ -72,6 +75,23 @@ def test_a_pair_judged_twice_keeps_the_last_with_a_warning(tmp_path: Path) -> No
 def test_errors_name_the_file_and_line(parts: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         load_beir(_folder(tmp_path, **parts))
+
+
+def test_trecs_judgements_are_read_too(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, qrels="q1 0 d1 2\nq2\tQ0\td1\t0\n")
+    assert load_beir(folder).qrels == {"q1": {"d1": 2}, "q2": {"d1": 0}}
+    other = tmp_path / "judged.txt"
+    other.write_text("q2 0 2 -1\n")
+    data = load_beir(folder, qrels=other)
+    assert (data.name, data.qrels) == ("tiny/judged.txt", {"q2": {"2": -1}})
+    with pytest.raises(DataError, match=r"nowhere\.txt is missing: expected relevance judgements"):
+        load_beir(folder, qrels=tmp_path / "nowhere.txt")
+
+
+def test_a_corpus_may_stay_on_disk(tmp_path: Path) -> None:
+    data = load_beir(_folder(tmp_path), stream=True).first(1)
+    assert data.corpus == {}
+    assert [document.doc_id for document in data.documents] == ["d1", "2"]
 
 
 def test_a_missing_split_or_folder_is_named(tmp_path: Path) -> None:

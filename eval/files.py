@@ -1,0 +1,55 @@
+"""Files that appear whole or not at all, names for them, and hashes of what JSON can say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` in one step; safe from a crash of the machine too."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def file_name(name: str) -> str:
+    """A system's name as part of a file's: ``cross-encoder:org/m`` is ``cross-encoder-org-m``."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "system"
+
+
+def to_json(value: Any) -> str:
+    """JSON on one line, keys sorted; what JSON has no form for is written as ``str`` writes it."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def digest(value: Any) -> str:
+    """A hash of what ``to_json`` writes, in 16 hexadecimal digits."""
+    return blake2b(to_json(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def differences(there: Any, now: Any, name: str = "") -> list[str]:
+    """What differs between two JSON values, one text each: ``depth was 20, now 40``."""
+    if isinstance(there, dict) and isinstance(now, dict):
+        found = []
+        for key in dict.fromkeys([*there, *now]):
+            inner = f"{name}.{key}" if name else str(key)
+            found += differences(there.get(key), now.get(key), inner)
+        return found
+    return [] if there == now else [f"{name} was {_short(there)}, now {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = to_json(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

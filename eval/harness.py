@@ -1,0 +1,258 @@
+"""Rerank a first stage's candidates with several systems, and measure all of them alike."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from core_rerank.errors import DataError, NotFiniteError
+
+from .bench_report import environment
+from .candidates import Candidates, find_candidates
+from .data import Dataset
+from .engines import Engines
+from .files import digest, file_name
+from .journal import Journal, Outcome
+from .report import (
+    FIRST_STAGE,
+    Rankings,
+    Report,
+    SystemReport,
+    first_stage_rankings,
+    report_system,
+)
+from .report_files import write_report
+from .rivals.base import Ranker, Task
+from .systems import FusedSystem, System
+
+DEFAULT_BATCH = 8
+JOURNALS = "journal"
+WARM_UP: Task = ("warm-up", ["A document that is ranked before the clock starts."])
+
+
+def evaluate(
+    dataset: Dataset,
+    systems: Sequence[System | FusedSystem],
+    candidates: Candidates | None = None,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    batch: int = DEFAULT_BATCH,
+    relevance_level: int = 1,
+    progress: bool = False,
+) -> Report:
+    """Rank every query's candidates with every system, one system after the other.
+
+    Args:
+        dataset: see ``load_beir``.
+        systems: see ``attention_system`` and ``name_systems``; a fusion needs the system it fuses.
+        candidates: the first stage's; by default BM25's top 40. The first stage is in the report
+            as ``first-stage``.
+        output: a folder for the report's files (see ``write_report``) and, as they come, the
+            rankings: called again with the same arguments after it was stopped, it goes on. None
+            keeps everything in memory.
+        batch: queries ranked together: what a stop can lose, and what keeps an engine full.
+        relevance_level: see ``measure_run``.
+        progress: show bars on stderr, with the time left.
+
+    A query whose ranking fails (its prompt does not fit, its scores are not finite) is noted with
+    the reason and counts 0; what stops an engine stops the evaluation.
+
+    Raises:
+        DataError: ``output`` was made with other settings (names them), is damaged or in use.
+        ValueError: two systems have one name, or a fusion's system is not there.
+        ModelError, MissingDependencyError, HookRuntimeError: a system could not be started.
+    """
+    _check(systems, batch)
+    if candidates is None:
+        candidates = find_candidates(dataset, progress=progress)
+    folder = None if output is None else Path(output)
+    with nullcontext() if folder is None else _in_use(folder):
+        journals = _open_journals(dataset, candidates, systems, folder, batch)
+        _rank_missing(dataset, candidates, systems, journals, progress)
+        report = _report(dataset, candidates, systems, journals, batch, relevance_level)
+        if folder is not None:
+            write_report(report, folder)
+    return report
+
+
+def _check(systems: Sequence[System | FusedSystem], batch: int) -> None:
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch must be a whole number of queries from 1, not {batch!r}.")
+    if not systems:
+        raise ValueError("there is no system to evaluate: give at least one.")
+    taken = {file_name(FIRST_STAGE)}
+    ranked = {system.name for system in systems if not isinstance(system, FusedSystem)}
+    for system in systems:
+        name = file_name(system.name)
+        if name in taken:
+            raise ValueError(f"two systems would have files called {name!r}: give another name.")
+        taken.add(name)
+        if isinstance(system, FusedSystem) and system.of not in ranked:
+            raise ValueError(f"{system.name} fuses {system.of!r}, which is not evaluated.")
+
+
+@contextmanager
+def _in_use(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the folder."""
+    from filelock import FileLock, Timeout
+
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file: give a folder for the results.")
+    (folder / JOURNALS).mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise DataError(
+            f"another process is evaluating into {folder}: wait for it, or give another folder."
+        ) from None
+
+
+def _open_journals(
+    dataset: Dataset,
+    candidates: Candidates,
+    systems: Sequence[System | FusedSystem],
+    folder: Path | None,
+    batch: int,
+) -> dict[str, Journal]:
+    """All of them before anything is ranked, so that other settings are refused at once."""
+    query_ids = [query_id for query_id in dataset.queries if candidates.run.get(query_id)]
+    common = {
+        "first_stage": candidates.settings,
+        "candidates": candidates.digest,
+        "queries": digest({query_id: dataset.queries[query_id] for query_id in query_ids}),
+        "batch": batch,
+        "versions": environment()["versions"],
+    }
+    return {
+        system.name: Journal(
+            None if folder is None else folder / JOURNALS / f"{file_name(system.name)}.jsonl",
+            {**common, "system": {"name": system.name, **system.settings}},
+            query_ids,
+            batch,
+        )
+        for system in systems
+        if not isinstance(system, FusedSystem)
+    }
+
+
+def _rank_missing(
+    dataset: Dataset,
+    candidates: Candidates,
+    systems: Sequence[System | FusedSystem],
+    journals: dict[str, Journal],
+    progress: bool,
+) -> None:
+    """Systems that share an engine follow each other."""
+    waiting = [s for s in systems if not isinstance(s, FusedSystem) and journals[s.name].missing]
+    needs = [system.need for system in waiting]
+    keys = [None if need is None else need.key for need in needs]
+    with Engines(need for need in needs if need is not None) as engines:
+        for key in dict.fromkeys(keys):
+            for system in (s for s, own in zip(waiting, keys, strict=True) if own == key):
+                started = system.start(engines.get(system.need))
+                journal = journals[system.name]
+                journal.begin(started.facts)
+                _rank(started.ranker, journal, dataset, candidates, system.name, progress)
+
+
+def _rank(
+    ranker: Ranker,
+    journal: Journal,
+    dataset: Dataset,
+    candidates: Candidates,
+    name: str,
+    progress: bool,
+) -> None:
+    from tqdm import tqdm
+
+    batches, done = journal.missing, len(journal.outcomes)
+    ranker.rank(*WARM_UP)
+    total = done + sum(map(len, batches))
+    pause = 0.5 if sys.stderr.isatty() else 30.0  # seconds between lines of a log
+    with tqdm(
+        total=total,
+        initial=done,
+        desc=name,
+        unit="query",
+        mininterval=pause,
+        disable=not progress,
+    ) as bar:
+        for query_ids in batches:
+            tasks = [
+                (
+                    dataset.queries[query_id],
+                    [candidates.documents[d].full_text for d in candidates.run[query_id]],
+                )
+                for query_id in query_ids
+            ]
+            journal.add(_rank_batch(ranker, query_ids, tasks))
+            bar.update(len(query_ids))
+
+
+def _rank_batch(ranker: Ranker, query_ids: Sequence[str], tasks: Sequence[Task]) -> list[Outcome]:
+    """The batch's outcomes; where it fails, each query is ranked alone to find the one at fault."""
+    try:
+        results = ranker.rank_batch(tasks)
+    except (ValueError, NotFiniteError) as error:
+        if len(tasks) == 1:
+            return [Outcome(query_ids[0], None, f"{type(error).__name__}: {error}")]
+        pairs = zip(query_ids, tasks, strict=True)
+        return [outcome for q, task in pairs for outcome in _rank_batch(ranker, [q], [task])]
+    return [
+        Outcome(query_id, result)
+        if all(map(math.isfinite, result.scores or ()))
+        else Outcome(query_id, None, "NotFiniteError: a score is NaN or infinite")
+        for query_id, result in zip(query_ids, results, strict=True)
+    ]
+
+
+def _report(
+    dataset: Dataset,
+    candidates: Candidates,
+    systems: Sequence[System | FusedSystem],
+    journals: dict[str, Journal],
+    batch: int,
+    relevance_level: int,
+) -> Report:
+    def measure(name: str, rankings: Rankings, **about: Any) -> SystemReport:
+        return report_system(
+            name, rankings, dataset, candidates, relevance_level=relevance_level, **about
+        )
+
+    first = measure(
+        FIRST_STAGE,
+        first_stage_rankings(candidates),
+        settings={"kind": "first-stage", **candidates.settings},
+        facts={},
+        pointwise=True,
+    )
+    pointwise = {s.name: s.pointwise for s in systems if not isinstance(s, FusedSystem)}
+    measured = [first]
+    for system in systems:
+        fused = isinstance(system, FusedSystem)
+        base = system.of if fused else system.name
+        journal = journals[base]
+        rankings = Rankings(
+            candidates.run,
+            {o.query_id: o.result for o in journal.outcomes if o.result is not None},
+            system.fusion if fused else None,
+            {o.query_id: o.error for o in journal.outcomes if o.result is None},
+        )
+        measured.append(
+            measure(
+                system.name,
+                rankings,
+                settings=system.settings,
+                facts=journal.facts or {},
+                pointwise=pointwise[base],
+                first_stage=first,
+            )
+        )
+    about = environment()
+    return Report(dataset, candidates, tuple(measured), batch, relevance_level, about)
