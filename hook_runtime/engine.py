@@ -68,12 +68,13 @@ class HookLLM:
         heads: Iterable[Any] | None = None,
         layers: int | Literal["auto"] | None = None,
         name: str | None = None,
+        programs: bool = False,
         **engine: Any,
     ) -> None:
         compat.check_version()
         refuse_unguarded_script()
         chosen = tuple(Head.parse(h) for h in heads) if heads is not None else ()
-        options = engine_options(model, chosen, layers, engine)
+        options = engine_options(model, chosen, layers, engine, programs=programs)
         self._lock = threading.RLock()
         self._closed = False
         self._leftover: list[str] = []  # captures of interrupted batches, to be dropped
