@@ -5,6 +5,7 @@ HookRuntimeError
 ├── UnsupportedVLLMError      a vLLM symbol the runtime needs is gone, or a setting rules it out
 ├── ProbeError (ValueError)   a malformed probe or one that does not fit its prompt or model
 ├── IncompleteCaptureError    rows were missing even after the request was computed again
+├── ConfigError (ProbeError)  a config file is wrong: names the file, the key and what is allowed
 ├── ProgramError              a program was not carried out whole: its request's output is void
 ├── ShadowMemoryError         the heads asked for do not fit the memory that is left
 ├── EngineDeadError           vLLM's engine process is gone
@@ -28,6 +29,10 @@ class UnsupportedVLLMError(HookRuntimeError):
 
 class ProbeError(HookRuntimeError, ValueError):
     """A probe is malformed, or does not fit its prompt or its model."""
+
+
+class ConfigError(ProbeError):
+    """A config file is wrong: the message names the file, the key and what is allowed there."""
 
 
 class IncompleteCaptureError(HookRuntimeError):

@@ -22,10 +22,14 @@ GROUPS: tuple[Group, ...] = ("probes", "interventions", "analyzers")
 
 
 def _built_in(group: Group) -> dict[str, Any]:
-    from . import interventions, probes
+    from . import analyzers, interventions, probes, templates
 
     if group == "probes":
-        found: list[Any] = [probes.HiddenStateProbe, probes.HeadOutputProbe]
+        found: list[Any] = [
+            probes.HiddenStateProbe,
+            probes.HeadOutputProbe,
+            templates.AttentionTemplate,
+        ]
     elif group == "interventions":
         found = [
             interventions.AddVector,
@@ -34,7 +38,7 @@ def _built_in(group: Group) -> dict[str, Any]:
             interventions.ScaleHeads,
         ]
     else:
-        found = []
+        found = [analyzers.AttentionMass, analyzers.Projection]
     return {kind.kind: kind for kind in found}
 
 

@@ -215,7 +215,8 @@ def _in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 
 
-def test_preemption(smollm2_dir: Path, _in_processes: None) -> None:
+@pytest.mark.usefixtures("_in_processes")
+def test_preemption(smollm2_dir: Path) -> None:
     """Requests are thrown out while they generate, and are computed again."""
     settings: dict[str, Any] = {
         "enforce_eager": True,
@@ -237,8 +238,9 @@ def test_preemption(smollm2_dir: Path, _in_processes: None) -> None:
         check(smollm2_dir, one, 60)
 
 
+@pytest.mark.usefixtures("_in_processes")
 def test_tensor_parallel(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, _in_processes: None
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads of both ranks; the stream, which both have, once."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -256,7 +258,8 @@ def test_tensor_parallel(
     check(folder, ran, 90)
 
 
-def test_early_exit(smollm2_dir: Path, _in_processes: None) -> None:
+@pytest.mark.usefixtures("_in_processes")
+def test_early_exit(smollm2_dir: Path) -> None:
     """Of the last layer kept only queries and keys are computed: its input can be read."""
     prompt = tokens(80, seed=9)
     with start_engine(smollm2_dir, layers=6, enforce_eager=True) as engine:
