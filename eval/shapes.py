@@ -18,6 +18,14 @@ CORE_HEADS = ("15-21", "15-1", "16-12", "15-7", "9-26", "12-11", "12-7", "18-0")
 """The 8 heads that CoRe (arXiv 2510.02219) publishes for Mistral-7B-Instruct-v0.2."""
 
 
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer's files that ``source`` has to ``folder``, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
+
+
 def mistral_7b(folder: Path, tokenizer: Path) -> Path:
     """Write Mistral-7B's config without its sliding window, for ``load_format="dummy"``.
 
@@ -67,10 +75,7 @@ def _vocabulary(tokenizer: Path) -> int:
 
 
 def _write(config: Any, architecture: str, folder: Path, tokenizer: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (tokenizer / name).exists():
-            shutil.copy(tokenizer / name, folder / name)
+    copy_tokenizer(tokenizer, folder)
     config.architectures = [architecture]
     config.dtype = "bfloat16"
     config.save_pretrained(folder)

@@ -11,40 +11,42 @@ from typing import Any, Literal
 
 from . import compat
 from .errors import ClosedError, EngineDeadError
-from .exchange import merge_ranks, one_token
+from .exchange import merge_ranks, one_token, per_prompt
 from .fetcher import Fetcher
+from .gate import Gate
 from .guard import refuse_unguarded_script
-from .options import EngineOptions, check_running, engine_options, model_info, raise_refusal
+from .hooked import Hooked, Steps
+from .options import EngineOptions, check_running, engine_options
 from .router import Router
-from .session import Session, Submission, engine_alive, probed_request, shadow_arguments
-from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+from .session import Ask, Submission, engine_alive, probed_request
+from .specs import AttentionProbe, Capture, CaptureRequest, Head
 
 TRIES = 4
 """A request is computed again where its prefix was not captured, or where the shadow was grown for
 another caller meanwhile."""
 STEPS_AHEAD = 4
 """Prefill steps of one call that may wait in the engine."""
+POLL_S = 0.005
+"""How often to look whether there is room for a probe of all heads."""
 
 
-class AsyncHookLLM:
+class AsyncHookLLM(Hooked):
     """vLLM's ``AsyncLLM`` with an attention probe on any request. Made by ``await start(...)``.
 
     Callers need not know of each other: their requests share the engine's batches, whatever heads
     they read. Cancelling a call cancels its requests in the engine. Use from one event loop.
 
-    A probe of all heads needs a prefill step with room for its whole prompt: beside other requests
-    it may stay incomplete. `HookLLM` makes that room.
+    A probe of all heads needs a prefill step with room for its whole prompt: it waits until no
+    other prompt is being prefilled, and others wait for it meanwhile.
     """
 
-    def __init__(self, engine: Any, options: EngineOptions, name: str) -> None:
+    def __init__(self, engine: Any) -> None:
         """Use ``start``."""
         self.engine = engine
-        self._options = options
-        self._name = name
         self._closed = False
         self._requests = itertools.count()
         self._growing = asyncio.Lock()
-        self._whole_prompts = asyncio.Lock()
+        self._prefills = Gate()
         self._calls: set[asyncio.Task[Any]] = set()
         self._engines = compat.count_engines(engine.engine_core)
         self._fetchers = [Fetcher(partial(self._rpc_on, rank)) for rank in range(self._engines)]
@@ -74,25 +76,15 @@ class AsyncHookLLM:
         running = compat.symbol("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args(
             arguments(model=model, **options.engine)
         )
-        made = cls(running, options, name or model)
+        made = cls(running)
         try:
-            await made._install(frozenset(chosen))
+            await made._prepare(name or model, options, chosen)
         except BaseException:
             await made.close()
             raise
         return made
 
     # ------------------------------------------------------------ the public side
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model that is loaded."""
-        return self._session.model
-
-    @property
-    def shadow_bytes(self) -> int:
-        """What the heads held take on all workers, beside the KV cache's ``kv_bytes``."""
-        return self._session.shadow_bytes
 
     @property
     def tokenizer(self) -> Any:
@@ -108,28 +100,43 @@ class AsyncHookLLM:
         if sampling_params is None:
             sampling_params = await self._default_params()
         kwargs.setdefault("request_id", self._request_id())
-        with engine_alive():
-            async for output in self.engine.generate(prompt, sampling_params, **kwargs):
-                yield output
+        async with self._prefills.passing() as prefilled:
+            self._check_open()
+            with engine_alive():
+                async for output in self.engine.generate(prompt, sampling_params, **kwargs):
+                    prefilled()
+                    yield output
 
     async def capture(
-        self, requests: Sequence[CaptureRequest], on_done: Callable[[], object] = lambda: None
+        self,
+        requests: Sequence[CaptureRequest],
+        on_done: Callable[[], object] = lambda: None,
+        *,
+        lora_request: Any = None,
     ) -> list[Capture]:
         """Run all requests, in batches with everybody else's; captures in request order.
 
-        ``on_done`` is called after each. Errors are those of ``HookLLM.capture``; the first
-        cancels the other requests of the call.
+        ``on_done`` is called after each. ``lora_request`` is as in ``HookLLM.capture``, and so are
+        the errors; the first cancels the other requests of the call. On a CPU, an engine with
+        ``enable_lora=True`` takes captures with a LoRA request only.
         """
         requests = list(requests)
         self._check_open()
-        for request in requests:
-            self._session.check(request)
+        adapters = per_prompt(lora_request, len(requests), "LoRA requests")
+        asks = [Ask(r, one_token(), a) for r, a in zip(requests, adapters, strict=True)]
+        for ask in asks:
+            self._check(ask)
         with self._call():
             await self._ensure_held(requests)
-            return await self._in_turn(requests, on_done)
+            return await self._in_turn(asks, on_done)
 
     async def probe(
-        self, prompt: Any, probe: AttentionProbe, sampling_params: Any = None
+        self,
+        prompt: Any,
+        probe: AttentionProbe,
+        sampling_params: Any = None,
+        *,
+        lora_request: Any = None,
     ) -> tuple[Any, Capture]:
         """Generate as usual and capture: vLLM's final output, and what the probe read."""
         self._check_open()
@@ -137,10 +144,11 @@ class AsyncHookLLM:
         if sampling_params is None:
             sampling_params = await self._default_params()
         request = probed_request(prompt, probe, self._tokenizer)
-        self._session.check(request)
+        ask = Ask(request, sampling_params, lora_request)
+        self._check(ask)
         with self._call():
             await self._ensure_held([request])
-            return await self._captured(request, sampling_params, asyncio.Event())
+            return await self._captured(ask, asyncio.Event())
 
     def use_engines(self, count: int) -> None:
         """Send new requests to the first so many data-parallel engines only."""
@@ -196,17 +204,15 @@ class AsyncHookLLM:
         finally:
             self._calls.discard(task)
 
-    async def _in_turn(
-        self, requests: list[CaptureRequest], on_done: Callable[[], object]
-    ) -> list[Capture]:
+    async def _in_turn(self, asks: list[Ask], on_done: Callable[[], object]) -> list[Capture]:
         """No more of one call is in the engine than keeps it busy: vLLM serves first come first,
         and another caller's request would wait for all of it."""
         limit = STEPS_AHEAD * self._session.max_num_batched_tokens * self._engines
         tasks: list[asyncio.Task[tuple[Any, Capture]]] = []
         in_engine: dict[asyncio.Task[Any], int] = {}
         try:
-            for request in requests:
-                size = len(request.prompt_token_ids)
+            for ask in asks:
+                size = len(ask.request.prompt_token_ids)
                 while in_engine and sum(in_engine.values()) + size > limit:
                     done, _ = await asyncio.wait(in_engine, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
@@ -215,7 +221,7 @@ class AsyncHookLLM:
                         if task.done():
                             task.result()  # raises at once what went wrong
                 left_engine = asyncio.Event()
-                tasks.append(asyncio.create_task(self._captured(request, one_token(), left_engine)))
+                tasks.append(asyncio.create_task(self._captured(ask, left_engine)))
                 tasks[-1].add_done_callback(lambda _: on_done())
                 in_engine[asyncio.create_task(left_engine.wait())] = size
             return [capture for _, capture in await asyncio.gather(*tasks)]
@@ -228,67 +234,76 @@ class AsyncHookLLM:
             for task in in_engine:
                 task.cancel()
 
-    async def _captured(
-        self, request: CaptureRequest, params: Any, left_engine: asyncio.Event
-    ) -> tuple[Any, Capture]:
-        """Sets ``left_engine`` once the request is computed: fetching needs no room there."""
-        try:
-            if request.probe.heads != "all":
-                return await self._run(request, params, left_engine)
-            async with self._whole_prompts:  # each needs a step with room for its whole prompt
-                return await self._run(request, params, left_engine)
-        finally:
-            left_engine.set()
+    async def _captured(self, ask: Ask, left_engine: asyncio.Event) -> tuple[Any, Capture]:
+        """The output is the first try's: later ones only capture.
 
-    async def _run(
-        self, request: CaptureRequest, params: Any, left_engine: asyncio.Event
-    ) -> tuple[Any, Capture]:
-        """The output is the first try's: later ones only capture."""
-        session = self._session
+        Sets ``left_engine`` once the request is computed: fetching needs no room there.
+        """
+        session, request = self._session, ask.request
         output: Any = None
         result: dict[str, Any] = {}
-        for attempt in range(TRIES):
-            submission = session.submission(
-                request, params if attempt == 0 else one_token(), fresh=attempt > 0
-            )
-            rank, ended = await self._submit(submission)
+        try:
+            for attempt in range(1, TRIES + 1):
+                submission = session.submission(ask, fresh=attempt > 1)
+                rank, ended = await self._submit(submission)
+                left_engine.set()
+                output = output or ended
+                workers = await self._fetchers[rank].fetch(submission.capture_id)
+                result = merge_ranks(workers, request)
+                if result.get("stale"):
+                    session.leave_cache(submission)
+                if "incomplete" not in result:
+                    return output, session.capture(request, result, ended, attempt)
+                ask = ask._replace(params=one_token())
+            return output, session.capture(request, result, output, TRIES)
+        finally:
             left_engine.set()
-            output = output or ended
-            workers = await self._fetchers[rank].fetch(submission.capture_id)
-            result = merge_ranks(workers, request)
-            if result.get("stale"):
-                session.leave_cache(submission)
-            if "incomplete" not in result:
-                return output, session.capture(request, result, ended, attempt > 0)
-        return output, session.capture(request, result, output, redone=True)
 
     async def _submit(self, submission: Submission) -> tuple[int, Any]:
         """The engine that ran the request, and its final output.
 
         Cancelled, vLLM aborts it, and its capture is dropped.
         """
-        request = submission.request
+        request, adapter = submission.request, submission.adapter
         size = len(request.prompt_token_ids)
-        before = request.prompt_token_ids[: request.probe.query_span[0]]
-        router = self._router
-        rank = router.assign(hash(before), size)
-        final = None
-        try:
-            with engine_alive():
-                async for output in self.engine.generate(
-                    submission.prompt,
-                    submission.params,
-                    self._request_id(),
-                    data_parallel_rank=rank if self._engines > 1 else None,
-                ):
-                    final = output
-        except BaseException:
-            if not self._closed:
-                self._fetchers[rank].discard(submission.capture_id)
-            raise
-        finally:
-            router.release(rank, size)
+        whole = request.probe.heads == "all"
+        key = (request.prompt_token_ids[: request.probe.query_span[0]], adapter)
+        router, final = self._router, None
+        async with self._prefills.passing(alone=whole) as prefilled:
+            if whole:
+                await self._room_for(size)
+            rank = router.assign(hash(key), size)
+            try:
+                with engine_alive():
+                    async for output in self.engine.generate(
+                        submission.prompt,
+                        submission.params,
+                        self._request_id(),
+                        lora_request=adapter,
+                        data_parallel_rank=rank if self._engines > 1 else None,
+                    ):
+                        prefilled()
+                        final = output
+            except BaseException:
+                if not self._closed:
+                    self._fetchers[rank].discard(submission.capture_id)
+                raise
+            finally:
+                router.release(rank, size)
         return rank, final
+
+    async def _room_for(self, size: int) -> None:
+        """Wait until a step has room for a whole prompt beside what generates.
+
+        Nobody else enters meanwhile, so it comes; requests sent past this object are seen too.
+        """
+        budget = self._session.max_num_batched_tokens
+        while True:
+            self._check_open()
+            prefilling, running = compat.in_flight(self.engine)
+            if not prefilling and size + running <= budget:
+                return
+            await asyncio.sleep(POLL_S)
 
     def _request_id(self) -> str:
         return f"hook-runtime-{next(self._requests)}"
@@ -311,21 +326,24 @@ class AsyncHookLLM:
         with engine_alive():
             return await compat.call_engine(self.engine.engine_core, rank, method, args)
 
-    async def _install(self, heads: frozenset[Head]) -> None:
+    async def _prepare(self, name: str, options: EngineOptions, heads: Iterable[Head]) -> None:
         vllm_config = self.engine.vllm_config
         check_running(vllm_config, data_parallel=True)
-        installed = await self._rpc("hook_runtime_install")
-        raise_refusal(installed)
-        info = model_info(vllm_config, self._name, self._options, installed)
-        self._session = Session(info, vllm_config, installed, self._engines)
+        await self._perform(self._install(vllm_config, name, options, heads, self._engines))
         self._tokenizer = self.engine.get_tokenizer()
         if asyncio.iscoroutine(self._tokenizer):
             self._tokenizer = await self._tokenizer
-        self.kv_bytes = sum(r["kv_bytes"] for r in installed)
-        self.runner = str(installed[0]["runner"])
-        info.check_heads(heads)
-        if heads:
-            await self._hold(heads, first=True)
+
+    async def _perform(self, steps: Steps) -> None:
+        with contextlib.suppress(StopIteration):
+            call = next(steps)
+            while True:
+                try:
+                    answers = await self._rpc(call.method, *call.arguments)
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answers)
 
     async def _ensure_held(self, requests: Sequence[CaptureRequest]) -> None:
         if self._session.to_hold(requests) is None:
@@ -333,22 +351,11 @@ class AsyncHookLLM:
         async with self._growing:
             heads = self._session.to_hold(requests)
             if heads is not None:
-                await self._hold(heads)
+                await self._perform(self._hold(heads))
 
-    async def _hold(self, heads: frozenset[Head], first: bool = False) -> None:
-        try:
-            workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(heads, first))
-        except BaseException:
-            self._session.let_go()
-            raise
-        refusal = self._session.refused(heads, workers)
-        if refusal is not None:
-            if any("bytes" in worker for worker in workers):  # these let go of what they held
-                old = self._session.held
-                workers = await self._rpc("hook_runtime_shadow", *shadow_arguments(old, True))
-                self._session.now_holds(old, workers)
-            raise refusal
-        self._session.now_holds(heads, workers)
+    def _check(self, ask: Ask) -> None:
+        self._session.check(ask.request, ask.adapter)
+        self._session.check_apart(ask.adapter)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -21,7 +21,7 @@ from .whole import WholePrompt
 logger = logging.getLogger(__name__)
 
 Scorer = Callable[[Sequence[Segment]], Iterator[tuple[list[Segment], torch.Tensor]]]
-REGROWN = "the heads that the shadow holds were changed meanwhile"
+REGROWN = "the heads that the workers hold were changed meanwhile, for another caller"
 
 
 class CaptureState:
@@ -77,8 +77,11 @@ class CaptureState:
         return sum(s.nbytes for s in self.shadows.values())
 
     def _heads_here(self, heads: Sequence[Head]) -> dict[int, list[int]]:
-        here = [h for h in heads if h.layer in self.geometry and self.geometry[h.layer].has(h.head)]
-        return heads_by_layer(here)
+        return heads_by_layer(h for h in heads if self._is_here(h))
+
+    def _is_here(self, head: Head) -> bool:
+        """Whether the head lives on this worker."""
+        return head.layer in self.geometry and self.geometry[head.layer].has(head.head)
 
     # ------------------------------------------------------------ wrapping
 
@@ -174,10 +177,11 @@ class CaptureState:
     def _check_heads(self, request: ProbedRequest) -> None:
         if request.probe.heads == "all":
             return
-        for layer, head in request.probe.heads:
-            g, shadow = self.geometry.get(layer), self.shadows.get(layer)
-            if g is not None and g.has(head) and (shadow is None or head not in shadow.heads):
-                request.fail(f"head {layer}-{head} is not held by the shadow")
+        for head in request.probe.heads:
+            shadow = self.shadows.get(head.layer)
+            if self._is_here(head) and (shadow is None or head.head not in shadow.heads):
+                held = " ".join(str(Head(n, h)) for n, s in self.shadows.items() for h in s.heads)
+                request.fail(f"head {head} is not among those held here ({held or 'none'})")
 
     def _see(self, geometry: LayerGeometry, query: torch.Tensor, key: torch.Tensor) -> None:
         self._calls += 1

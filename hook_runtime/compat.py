@@ -142,6 +142,12 @@ def count_engines(engine_core: Any) -> int:
     return max(1, len(getattr(engine_core, "core_engines", None) or ()))
 
 
+def in_flight(async_llm: Any) -> tuple[bool, int]:
+    """Whether a request of this client is still being prefilled, and how many it has in all."""
+    states = attribute(async_llm.output_processor, "request_states")
+    return any(attribute(s, "is_prefilling") for s in states.values()), len(states)
+
+
 async def call_engine(engine_core: Any, rank: int, method: str, args: tuple[Any, ...]) -> list[Any]:
     """``collective_rpc`` on one of the client's engines: the answers of its workers.
 

@@ -12,9 +12,10 @@ from . import compat
 from .errors import ClosedError, IncompleteCaptureError, ProbeError
 from .exchange import merge_ranks, one_token, per_prompt
 from .guard import refuse_unguarded_script
-from .options import check_running, engine_options, model_info, raise_refusal
-from .session import Session, Submission, engine_alive, probed_request, shadow_arguments
-from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+from .hooked import Hooked, Steps
+from .options import check_running, engine_options
+from .session import Ask, Submission, engine_alive, probed_request
+from .specs import AttentionProbe, Capture, CaptureRequest, Head
 
 MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
 
@@ -29,16 +30,17 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class _Ordinary:
-    """Prompts without a probe that run in the same engine batch, and their parameters."""
+    """Prompts without a probe that run in the same engine batch, with what belongs to each."""
 
     prompts: list[Any] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
+    adapters: list[Any] = field(default_factory=list)
 
 
 _NONE = _Ordinary()
 
 
-class HookLLM:
+class HookLLM(Hooked):
     """vLLM's ``LLM`` with an attention probe on any request.
 
     Args:
@@ -83,30 +85,12 @@ class HookLLM:
             compat.wake_when_engine_dies(self.llm.llm_engine.engine_core)
             vllm_config = self.llm.llm_engine.vllm_config
             check_running(vllm_config)
-            installed = self._rpc("hook_runtime_install")
-            raise_refusal(installed)
-            info = model_info(vllm_config, name or model, options, installed)
-            self._session = Session(info, vllm_config, installed)
-            self.kv_bytes = sum(r["kv_bytes"] for r in installed)
-            self.runner = str(installed[0]["runner"])
-            self.model.check_heads(chosen)
-            if chosen:
-                self._hold(frozenset(chosen), first=True)
+            self._perform(self._install(vllm_config, name or model, options, chosen))
         except BaseException:
             self.close()
             raise
 
     # ------------------------------------------------------------ the public side
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model that is loaded."""
-        return self._session.model
-
-    @property
-    def shadow_bytes(self) -> int:
-        """What the heads held take on all workers, beside the KV cache's ``kv_bytes``."""
-        return self._session.shadow_bytes
 
     @property
     def tokenizer(self) -> Any:
@@ -126,14 +110,22 @@ class HookLLM:
                 return self.llm.generate(prompts, sampling_params, use_tqdm=use_tqdm, **kwargs)
 
     def capture(
-        self, requests: Sequence[CaptureRequest], *, progress: bool = False
+        self,
+        requests: Sequence[CaptureRequest],
+        *,
+        lora_request: Any = None,
+        progress: bool = False,
     ) -> list[Capture]:
         """Run all requests as one engine batch; captures in request order.
 
         A request whose cached prefix had not been captured is computed again from scratch.
+        ``lora_request`` is vLLM's ``LoRARequest``, one for all or a list with one, or None, a
+        request; the engine must have been started with ``enable_lora=True``.
 
         Raises:
-            ProbeError: a head does not exist, or a prompt does not fit the engine.
+            ProbeError: a head does not exist, a prompt does not fit the engine, or it takes no
+                adapters.
+            UnsupportedVLLMError: on a CPU, requests with and without an adapter in one call.
             IncompleteCaptureError: rows were missing even then; partial numbers never come back.
             ShadowMemoryError: the heads do not fit the memory.
             EngineDeadError: vLLM's engine process is gone.
@@ -142,10 +134,11 @@ class HookLLM:
         requests = list(requests)
         with self._lock:
             self._check_open()
-            for request in requests:
-                self._session.check(request)
+            adapters = per_prompt(lora_request, len(requests), "LoRA requests")
+            asks = [Ask(r, one_token(), a) for r, a in zip(requests, adapters, strict=True)]
+            self._check(asks, _NONE)
             self._ensure_held(requests)
-            return self._run(requests, [one_token()] * len(requests), _NONE, progress)[1]
+            return self._run(asks, _NONE, progress)[1]
 
     def probe(
         self,
@@ -153,12 +146,14 @@ class HookLLM:
         probes: Sequence[AttentionProbe | None],
         sampling_params: Any = None,
         *,
+        lora_request: Any = None,
         progress: bool = False,
     ) -> Probed:
         """Generate as usual and capture where ``probes[i]`` is not None, in one engine batch.
 
-        Prompts are vLLM's; a probed one must be text or token ids. Sampling parameters are one for
-        all or one a prompt; a probed request must ask for one completion (``n=1``).
+        Prompts are vLLM's; a probed one must be text or token ids. Sampling parameters and LoRA
+        requests are one for all or one a prompt; a probed request must ask for one completion
+        (``n=1``). Errors are those of ``capture``.
         """
         self._check_open()
         self._session.check_whole()
@@ -166,18 +161,23 @@ class HookLLM:
             raise ProbeError(f"{len(prompts)} prompts but {len(probes)} probes: give one a prompt.")
         if sampling_params is None:
             sampling_params = self.llm.get_default_sampling_params()
-        params = per_prompt(sampling_params, len(prompts))
+        params = per_prompt(sampling_params, len(prompts), "sampling parameters")
+        adapters = per_prompt(lora_request, len(prompts), "LoRA requests")
         chosen = {i: p for i, p in enumerate(probes) if p is not None}
         others = [i for i, p in enumerate(probes) if p is None]
         with self._lock:
             self._check_open()
             tokenizer = self.tokenizer
-            requests = [probed_request(prompts[i], p, tokenizer) for i, p in chosen.items()]
-            for request in requests:
-                self._session.check(request)
-            self._ensure_held(requests)
-            ordinary = _Ordinary([prompts[i] for i in others], [params[i] for i in others])
-            outputs, captures = self._run(requests, [params[i] for i in chosen], ordinary, progress)
+            asks = [
+                Ask(probed_request(prompts[i], probe, tokenizer), params[i], adapters[i])
+                for i, probe in chosen.items()
+            ]
+            ordinary = _Ordinary(
+                *([given[i] for i in others] for given in (list(prompts), params, adapters))
+            )
+            self._check(asks, ordinary)
+            self._ensure_held(ask.request for ask in asks)
+            outputs, captures = self._run(asks, ordinary, progress)
         by_prompt: list[Capture | None] = [None] * len(prompts)
         for i, capture in zip(chosen, captures, strict=True):
             by_prompt[i] = capture
@@ -207,21 +207,22 @@ class HookLLM:
 
     # ------------------------------------------------------------ one batch
 
+    def _check(self, asks: Sequence[Ask], ordinary: _Ordinary) -> None:
+        for ask in asks:
+            self._session.check(ask.request, ask.adapter)
+        self._session.check_mixture([*(ask.adapter for ask in asks), *ordinary.adapters])
+
     def _run(
-        self,
-        requests: list[CaptureRequest],
-        params: list[Any],
-        ordinary: _Ordinary,
-        progress: bool,
+        self, asks: list[Ask], ordinary: _Ordinary, progress: bool
     ) -> tuple[list[Any], list[Capture]]:
         """Probed requests first, then the ordinary ones; outputs in that order."""
         session = self._session
         outputs: list[Any] = []
         results: list[dict[str, Any]] = []
         sent: list[Submission] = []
-        for group in self._groups(requests):
-            batch = [session.submission(requests[i], params[i]) for i in group]
-            last = group.stop == len(requests)
+        for group in self._groups([ask.request for ask in asks]):
+            batch = [session.submission(asks[i]) for i in group]
+            last = group.stop == len(asks)
             new_outputs, new_results = self._submit(batch, ordinary if last else _NONE, progress)
             outputs.extend(new_outputs)
             results.extend(new_results)
@@ -230,12 +231,12 @@ class HookLLM:
         for i in again:
             if results[i].get("stale"):
                 session.leave_cache(sent[i])
-            batch = [session.submission(requests[i], one_token(), fresh=True)]
+            batch = [session.submission(asks[i]._replace(params=one_token()), fresh=True)]
             _, (results[i],) = self._submit(batch, _NONE, False)
         redone = set(again)
         captures = [
-            session.capture(request, result, outputs[i], i in redone)
-            for i, (request, result) in enumerate(zip(requests, results, strict=True))
+            session.capture(ask.request, result, outputs[i], 2 if i in redone else 1)
+            for i, (ask, result) in enumerate(zip(asks, results, strict=True))
         ]
         return outputs, captures
 
@@ -264,6 +265,7 @@ class HookLLM:
                 [*(s.prompt for s in batch), *ordinary.prompts],
                 [*(s.params for s in batch), *ordinary.params],
                 use_tqdm=progress,
+                lora_request=[*(s.adapter for s in batch), *ordinary.adapters],
             )
             expected = len(batch) + len(ordinary.prompts)
             if len(outputs) != expected:
@@ -311,22 +313,18 @@ class HookLLM:
     def _ensure_held(self, requests: Iterable[CaptureRequest]) -> None:
         heads = self._session.to_hold(requests)
         if heads is not None:
-            self._hold(heads)
+            self._perform(self._hold(heads))
 
-    def _hold(self, heads: frozenset[Head], first: bool = False) -> None:
-        try:
-            workers = self._rpc("hook_runtime_shadow", *shadow_arguments(heads, first))
-        except BaseException:
-            self._session.let_go()
-            raise
-        refusal = self._session.refused(heads, workers)
-        if refusal is not None:
-            if any("bytes" in worker for worker in workers):  # these let go of what they held
-                old = self._session.held
-                workers = self._rpc("hook_runtime_shadow", *shadow_arguments(old, True))
-                self._session.now_holds(old, workers)
-            raise refusal
-        self._session.now_holds(heads, workers)
+    def _perform(self, steps: Steps) -> None:
+        with contextlib.suppress(StopIteration):
+            call = next(steps)
+            while True:
+                try:
+                    answers = self._rpc(call.method, *call.arguments)
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answers)
 
     def _check_open(self) -> None:
         if self._closed:

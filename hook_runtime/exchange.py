@@ -21,13 +21,13 @@ def one_token() -> Any:
     return params(max_tokens=1, temperature=0.0, detokenize=False)
 
 
-def per_prompt(params: Any, count: int) -> list[Any]:
-    """One ``SamplingParams`` a prompt, from one for all or a list of them."""
-    if not isinstance(params, Sequence):
-        return [params] * count
-    if len(params) != count:
-        raise ProbeError(f"{count} prompts but {len(params)} sampling parameters.")
-    return list(params)
+def per_prompt(given: Any, count: int, what: str) -> list[Any]:
+    """One value a prompt, from one for all or a list of them; ``what`` names them in the error."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ProbeError(f"{count} prompts but {len(given)} {what}: give one for all, or one each.")
+    return list(given)
 
 
 def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
@@ -43,7 +43,8 @@ def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
             "probe": json.dumps(probe.to_json()),
         },
     }
-    params.output_kind = compat.symbol("vllm.sampling_params", "RequestOutputKind").FINAL_ONLY
+    # The first output tells that the prompt is computed, the last one holds all of the text.
+    params.output_kind = compat.symbol("vllm.sampling_params", "RequestOutputKind").CUMULATIVE
     if probe.heads == "all":  # never False here: vLLM sets True itself for prompt_logprobs
         params.skip_reading_prefix_cache = True
     return params
@@ -55,6 +56,8 @@ def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[st
     A worker of another data-parallel engine knows nothing of the request and answers ``{}``.
     """
     known = [rank for rank in ranks if rank]
+    if not known:
+        return {"incomplete": "no worker has a result for it (was it aborted from outside?)"}
     for rank in known:
         if "values" not in rank:
             return rank
@@ -70,7 +73,7 @@ def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[st
     wanted = sorted(rows) if request.probe.heads == "all" else request.probe.heads
     missing = [str(h) for h in wanted if h not in rows]
     if missing or not wanted:
-        what = f"head {' '.join(missing)}" if missing else "a result for the request"
+        what = f"head {' '.join(missing)}" if missing else "any head"
         return {"incomplete": f"no worker holds {what}"}
     values = total if request.probe.sum_heads else np.stack([rows[h] for h in wanted])
     return {"heads": tuple(wanted), "values": values}

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import compat, memory
 from .errors import (
@@ -19,9 +19,18 @@ from .errors import (
     ProbeError,
     ShadowMemoryError,
     UnsupportedModelError,
+    UnsupportedVLLMError,
 )
 from .exchange import with_probe
 from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+
+
+class Ask(NamedTuple):
+    """A probed request, vLLM's ``SamplingParams`` for it, and its ``LoRARequest`` or None."""
+
+    request: CaptureRequest
+    params: Any
+    adapter: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class Submission:
     request: CaptureRequest
     prompt: dict[str, Any]
     params: Any
+    adapter: Any
     generation: int
 
 
@@ -59,6 +69,11 @@ class Session:
         self.shadow_bytes = 0
         self.max_num_batched_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
         self.max_num_seqs: int = vllm_config.scheduler_config.max_num_seqs
+        self._max_chunk: int = (
+            getattr(vllm_config.scheduler_config, "long_prefill_token_threshold", 0)
+            or self.max_num_batched_tokens
+        )
+        self._takes_adapters = vllm_config.lora_config is not None
         self._ids = itertools.count()
         self._generation = 0
 
@@ -72,9 +87,15 @@ class Session:
                 "and can only capture; create it with layers=None to generate text."
             )
 
-    def check(self, request: CaptureRequest) -> None:
-        """Raise ProbeError for a head that does not exist or a prompt that does not fit."""
+    def check(self, request: CaptureRequest, adapter: Any = None) -> None:
+        """Raise ProbeError for a head that does not exist, a prompt that does not fit, or an
+        adapter that the engine does not take."""
         probe, size = request.probe, len(request.prompt_token_ids)
+        if adapter is not None and not self._takes_adapters:
+            raise ProbeError(
+                f"lora_request={adapter.lora_name!r} was given, but this engine takes no adapters: "
+                "start it with enable_lora=True."
+            )
         if size >= self.model.max_model_len:
             raise ProbeError(
                 f"the prompt has {size} tokens; this engine takes at most "
@@ -87,6 +108,32 @@ class Session:
                 f"a probe of all heads needs its prompt in one prefill chunk: {size} tokens do not "
                 f"fit max_num_batched_tokens={self.max_num_batched_tokens}; raise it, or name the "
                 "heads."
+            )
+        elif size > self._max_chunk:
+            raise ProbeError(
+                f"a probe of all heads needs its prompt in one prefill chunk: {size} tokens do not "
+                f"fit long_prefill_token_threshold={self._max_chunk}; raise it, or name the heads."
+            )
+
+    def check_mixture(self, adapters: Sequence[Any]) -> None:
+        """Raise UnsupportedVLLMError for what vLLM would compute with a wrong adapter.
+
+        On a CPU vLLM (0.32) gives a request without an adapter another one's of its batch.
+        """
+        if self.model.device == "cpu" and None in adapters and any(a is not None for a in adapters):
+            raise UnsupportedVLLMError(
+                f"{len(adapters)} prompts, some with a lora_request and some without: on a CPU "
+                "vLLM computes the latter with the adapter of another. Give those without an "
+                "adapter in a call of their own."
+            )
+
+    def check_apart(self, adapter: Any) -> None:
+        """As ``check_mixture``, where nobody knows what else will be in the batch."""
+        if self.model.device == "cpu" and self._takes_adapters and adapter is None:
+            raise UnsupportedVLLMError(
+                "a capture without a lora_request on an engine with enable_lora=True: on a CPU "
+                "vLLM computes it with the adapter of another request of its batch. Use HookLLM "
+                "(backend 'vllm'), whose calls take turns, or an engine without enable_lora."
             )
 
     # ------------------------------------------------------------ heads held
@@ -129,42 +176,70 @@ class Session:
 
     # ------------------------------------------------------------ there and back
 
-    def submission(
-        self, request: CaptureRequest, params: Any, *, fresh: bool = False
-    ) -> Submission:
+    def submission(self, ask: Ask, *, fresh: bool = False) -> Submission:
         """Captures have a prefix cache of their own, in which every block has been captured.
 
         ``fresh`` keeps the request to a cache of its own, so that all of it is computed.
         """
+        request, params, adapter = ask
         capture_id = str(next(self._ids))
         everything = request.probe.heads == "all"
         salt = "hook_runtime/all" if everything else f"hook_runtime/{self._generation}"
+        if adapter is not None:  # vLLM tells adapters apart by name and path, workers by number
+            salt = f"{salt}/adapter {adapter.lora_int_id}"
         prompt = {
             "prompt_token_ids": list(request.prompt_token_ids),
             "cache_salt": f"{salt}/{capture_id}" if fresh else salt,
         }
         carried = with_probe(params, capture_id, request.probe)
-        return Submission(capture_id, request, prompt, carried, self._generation)
+        return Submission(capture_id, request, prompt, carried, adapter, self._generation)
 
     def capture(
-        self, request: CaptureRequest, result: dict[str, Any], output: Any, redone: bool
+        self, request: CaptureRequest, result: dict[str, Any], output: Any, tries: int
     ) -> Capture:
-        """The merged result as a capture; IncompleteCaptureError where it is none."""
+        """The merged result as a capture; IncompleteCaptureError where it is none.
+
+        ``tries``: how many times the request was computed.
+        """
         if "error" in result:
             raise ProbeError(result["error"])
         if request.probe.heads == "all" and len(result.get("heads", ())) != self.every_head:
-            result.setdefault("incomplete", "a worker holds no result for the request")
+            found = len(result.get("heads", ()))
+            result.setdefault(
+                "incomplete", f"the workers returned {found} of the model's {self.every_head} heads"
+            )
             result.pop("values", None)
         if "values" not in result:
-            raise IncompleteCaptureError(
-                f"the capture stayed incomplete after the request was computed again: "
-                f"{result.get('incomplete', 'no worker returned it')}."
-            )
+            raise IncompleteCaptureError(self._incomplete(request, result, tries))
         return Capture(
             heads=result["heads"],
             values=result["values"],
-            cached_tokens=0 if redone else int(output.num_cached_tokens or 0),
-            recomputed=redone,
+            cached_tokens=0 if tries > 1 else int(output.num_cached_tokens or 0),
+            recomputed=tries > 1,
+        )
+
+    def _incomplete(self, request: CaptureRequest, result: dict[str, Any], tries: int) -> str:
+        heads, size = request.probe.heads, len(request.prompt_token_ids)
+        what = "every head" if heads == "all" else f"{len(heads)} heads"
+        reason = result["incomplete"]
+        if heads == "all":
+            needed, now = size + self.max_num_seqs, self.max_num_batched_tokens
+            larger = (
+                f"max_num_batched_tokens={needed} or more (now {now}), " if now < needed else ""
+            )
+            fix = (
+                f"Give the prompt room for a prefill step of its own: {larger}a larger KV cache "
+                "(kv_cache_memory_bytes, gpu_memory_utilization), or HookLLM (backend 'vllm') "
+                "instead of AsyncHookLLM; or name the heads."
+            )
+        else:
+            fix = (
+                "If other callers ask for other heads meanwhile, name all of them when the engine "
+                "starts (heads=...); else the engine's log above may say more."
+            )
+        return (
+            f"the capture of {what} for a prompt of {size} tokens stayed incomplete after it was "
+            f"computed {tries} times: {reason}. {fix}"
         )
 
 

@@ -49,21 +49,30 @@ class ThreadedHookLLM:
         return self.hooked.tokenizer
 
     def capture(
-        self, requests: Sequence[CaptureRequest], *, progress: bool = False
+        self,
+        requests: Sequence[CaptureRequest],
+        *,
+        lora_request: Any = None,
+        progress: bool = False,
     ) -> list[Capture]:
         """As ``AsyncHookLLM.capture``; ``progress`` counts the requests on a bar."""
         self._check_open()
         if not progress:
-            return self._wait(self.hooked.capture(requests))
+            return self._wait(self.hooked.capture(requests, lora_request=lora_request))
         from tqdm import tqdm
 
         with tqdm(total=len(requests), desc="capture", unit="prompt") as bar:
-            return self._wait(self.hooked.capture(requests, lambda: bar.update(1)))
+            return self._wait(
+                self.hooked.capture(requests, lambda: bar.update(1), lora_request=lora_request)
+            )
 
-    async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
+    async def acapture(
+        self, requests: Sequence[CaptureRequest], *, lora_request: Any = None
+    ) -> list[Capture]:
         """As ``capture``, awaited on the caller's own loop; cancelling it cancels the requests."""
         self._check_open()
-        return await asyncio.wrap_future(self._submit(self.hooked.capture(requests)))
+        work = self.hooked.capture(requests, lora_request=lora_request)
+        return await asyncio.wrap_future(self._submit(work))
 
     def close(self) -> None:
         """Stop the engine and free its memory; further calls raise ClosedError."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hook_runtime.errors import ClosedError
 from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
+
+if TYPE_CHECKING:
+    from core_rerank import Reranker
+
+DOCUMENTS = ["the cat sat on the mat", "a dog barked", "cat and dog", "nothing of the kind"]
+Make = Callable[..., "Reranker"]
 
 
 def shared_tokens(request: CaptureRequest, head: Head) -> np.ndarray:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from core_rerank.eval.shapes import copy_tokenizer
+
 ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
 SEED = 20240607
 
 
@@ -153,9 +148,7 @@ def make_tiny(arch: str, folder: Path, tokenizer: Path) -> Path:
             for name, weights in model.named_parameters():
                 _fill(name, weights)
     model.save_pretrained(target)
-    for file in TOKENIZER_FILES:
-        if (tokenizer / file).exists():
-            shutil.copy(tokenizer / file, target / file)
+    copy_tokenizer(tokenizer, target)
     (target / "complete").touch()
     return target
 

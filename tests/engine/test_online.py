@@ -183,6 +183,58 @@ def test_all_heads_and_a_probe_beside_its_generation(
     assert_exact([capture], expect([request]), [request])
 
 
+def test_all_heads_beside_everything_else(
+    tiny_model: Callable[[str], Path], expect: Reference
+) -> None:
+    """Prompts that nearly fill a step, beside long prompts and texts that are being written."""
+    whole = [random_request(size, (880, 890), ((0, 800),), "all", seed=9) for size in (900, 1008)]
+    fills = random_request(1023, (880, 890), ((0, 800),), "all", seed=9)
+    listed = [random_request(700 + s, (650, 660), ((0, 600),), HEADS, seed=s) for s in range(24)]
+    arguments = {**EAGER, "max_num_batched_tokens": 1024}
+    with ThreadedHookLLM(str(tiny_model("llama")), heads=HEADS, **arguments) as online:
+        hooked = online.hooked
+
+        async def write(prompt: str, tokens: int) -> str:
+            """Text; captures a prompt that fills a step while it is being written."""
+            from vllm import SamplingParams
+
+            text, captures = "", None
+            params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+            async for output in hooked.generate(prompt, params):
+                text = output.outputs[0].text
+                if captures is None and tokens == 40:
+                    captures = await hooked.capture([fills])
+                    assert not captures[0].recomputed
+                    assert_exact(captures, expect([fills]), [fills])
+            return text
+
+        async def watch(done: asyncio.Event) -> int:
+            """Small captures one after another: how many were let through meanwhile."""
+            count, small = 0, random_request(40, (30, 38), ((0, 20),), HEADS[:1], seed=99)
+            while not done.is_set():
+                await hooked.capture([small])
+                count += 1
+            return count
+
+        async def everything() -> tuple[list[Any], list[Any], list[str], int]:
+            done = asyncio.Event()
+            watcher = asyncio.ensure_future(watch(done))
+            texts = [write(f"{n} and {n + 1} are", 40 if n == 3 else 200) for n in range(5)]
+            captures = asyncio.gather(hooked.capture(listed), hooked.capture(whole * 3))
+            written = await asyncio.wait_for(asyncio.gather(*texts), 240)
+            many, few = await asyncio.wait_for(captures, 240)
+            done.set()
+            return many, few, written, await watcher
+
+        alone = [on_loop(online, write(f"{n} and {n + 1} are", 200)) for n in range(5)]
+        many, few, written, passed = on_loop(online, everything())
+        assert_exact(many, expect(listed), listed)
+        assert_exact(few, expect(whole) * 3, whole * 3)
+        assert not any(c.recomputed for c in (*many, *few))
+        assert all(one.startswith(other) for one, other in zip(alone, written, strict=True))
+        assert passed > len(whole * 3)
+
+
 def test_bad_requests_are_refused_before_anything_runs(online: ThreadedHookLLM) -> None:
     good, _ = requests_of(online, HEADS, 1, 2)
     bad = random_request(1024, (1000, 1010), ((0, 9),), (Head(1, 1),))

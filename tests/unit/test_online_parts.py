@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fake_backend import FakeBackend
 
 from core_rerank.reranker import Reranker
 from hook_runtime.fetcher import Fetcher
+from hook_runtime.gate import Gate
 from hook_runtime.router import Router
 
 DOCUMENTS = ["a cat sat on the mat", "rain fell in Spain", "the cat saw a dog", "stones"]
@@ -130,3 +132,89 @@ def test_arerank_checks_its_input_as_rerank_does(smollm2_tokenizer: Any) -> None
     with pytest.raises(ValueError, match="query"):
         asyncio.run(reranker.arerank(" ", DOCUMENTS))
     assert not list(asyncio.run(reranker.arerank("cat", [])))
+
+
+class Visits:
+    """Who is inside a gate, and in which order they came in."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.inside: set[str] = set()
+        self.order: list[str] = []
+
+    async def pay(self, name: str, turns: int = 3, *, alone: bool = False) -> None:
+        async with self.gate.passing(alone=alone):
+            self.order.append(name)
+            self.inside.add(name)
+            try:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                    assert not alone or self.inside == {name}
+            finally:
+                self.inside.discard(name)
+
+    def start(self, name: str, turns: int = 3, *, alone: bool = False) -> asyncio.Task[None]:
+        return asyncio.create_task(self.pay(name, turns, alone=alone))
+
+
+def test_neither_the_many_nor_those_alone_starve() -> None:
+    """Who comes after one that waits to be alone lets it go first, then goes before the next."""
+
+    async def run() -> None:
+        visits = Visits()
+        tasks = [visits.start("a"), visits.start("b")]
+        await asyncio.sleep(0)
+        tasks += [visits.start(f"alone {i}", alone=True) for i in range(3)]
+        await asyncio.sleep(0)
+        tasks += [visits.start("c"), visits.start("d")]
+        await asyncio.gather(*tasks)
+        assert visits.order == ["a", "b", "alone 0", "c", "d", "alone 1", "alone 2"]
+        await visits.pay("e")
+
+    asyncio.run(run())
+
+
+def test_a_place_that_was_given_up_early_or_cancelled_holds_nobody() -> None:
+    async def run() -> None:
+        visits = Visits()
+        async with visits.gate.passing() as leave:
+            leave()
+            leave()
+            await asyncio.wait_for(visits.pay("alone", alone=True), 5)
+        first = visits.start("first", 1000)
+        await asyncio.sleep(0)
+        waits = [visits.start(f"alone {i}", alone=True) for i in range(2)]
+        await asyncio.sleep(0)
+        held_back = visits.start("held back")
+        await asyncio.sleep(0)
+        for task in waits:
+            task.cancel()
+        await asyncio.wait_for(held_back, 5)
+        assert not first.done()
+        again = visits.start("alone again", alone=True)
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)  # the place is given, and its owner cancelled before it sees that
+        again.cancel()
+        await asyncio.wait_for(visits.pay("last", alone=True), 5)
+        assert visits.order[-2:] == ["held back", "last"]
+
+    asyncio.run(run())
+
+
+def test_the_gate_under_random_cancellation() -> None:
+    async def run() -> None:
+        visits, chance = Visits(), random.Random(0)
+        tasks = []
+        for i in range(400):
+            tasks.append(visits.start(str(i), chance.randrange(4), alone=chance.random() < 0.3))
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(0)
+            if chance.random() < 0.3:
+                chance.choice(tasks).cancel()
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert {type(r) for r in results} == {type(None), asyncio.CancelledError}
+        await asyncio.wait_for(visits.pay("alone", alone=True), 5)
+        await asyncio.wait_for(visits.pay("shared"), 5)
+
+    asyncio.run(run())

@@ -14,11 +14,17 @@ import pytest
 pytest.importorskip("torch", reason="needs torch")
 
 from hook_runtime import compat, guard
-from hook_runtime.errors import ProbeError, UnsupportedModelError, UnsupportedVLLMError
-from hook_runtime.exchange import merge_ranks
+from hook_runtime.errors import (
+    IncompleteCaptureError,
+    ProbeError,
+    UnsupportedModelError,
+    UnsupportedVLLMError,
+)
+from hook_runtime.exchange import merge_ranks, per_prompt
 from hook_runtime.geometry import check_exact
 from hook_runtime.options import _uncuttable, check_running
-from hook_runtime.specs import AttentionProbe, CaptureRequest, Head
+from hook_runtime.session import Session
+from hook_runtime.specs import AttentionProbe, CaptureRequest, Head, ModelInfo
 
 HEADS = (Head(3, 1), Head(0, 2))
 REQUEST = CaptureRequest(tuple(range(9)), AttentionProbe(HEADS, (6, 8), ((0, 2), (3, 5))))
@@ -197,3 +203,64 @@ def test_vllm_starts_in_a_process_that_has_loaded_numba() -> None:
     dispatcher = pytest.importorskip("vllm.triton_utils.dispatcher", reason="vLLM without one")
     compat.let_kernel_search_pass()
     dispatcher._rebind_kernels([(object(), object())])
+
+
+def session(*, device: str = "cpu", lora: bool = False, chunk: int = 0) -> Session:
+    """What an engine with 12 heads, steps of 1000 tokens and 16 requests at a time knows."""
+    model = ModelInfo("m", None, 4, 4, 3, 2048, "float32", device, "vllm")
+    scheduler = SimpleNamespace(
+        max_num_batched_tokens=1000, max_num_seqs=16, long_prefill_token_threshold=chunk
+    )
+    config = SimpleNamespace(scheduler_config=scheduler, lora_config="set" if lora else None)
+    return Session(model, config, [{"heads": [3] * 4}])
+
+
+def everything(tokens: int) -> CaptureRequest:
+    return CaptureRequest(tuple(range(tokens)), AttentionProbe("all", (6, 8), ((0, 2),)))
+
+
+def test_an_incomplete_probe_of_all_heads_names_the_setting_and_the_number() -> None:
+    reason = {"incomplete": "it got tokens 0 to 500"}
+    with pytest.raises(IncompleteCaptureError) as caught:
+        session().capture(everything(990), reason, None, 4)
+    assert str(caught.value).startswith(
+        "the capture of every head for a prompt of 990 tokens stayed incomplete after it was "
+        "computed 4 times: it got tokens 0 to 500. Give the prompt room for a prefill step of its "
+        "own: max_num_batched_tokens=1006 or more (now 1000), a larger KV cache "
+    )
+    with pytest.raises(IncompleteCaptureError, match="of its own: a larger KV cache"):
+        session().capture(everything(900), reason, None, 4)
+    few = {"heads": (Head(0, 0),), "values": np.zeros((1, 2))}
+    with pytest.raises(IncompleteCaptureError, match="returned 1 of the model's 12 heads"):
+        session().capture(everything(900), few, None, 1)
+
+
+def test_a_probe_of_all_heads_that_no_step_can_hold_is_refused() -> None:
+    session(chunk=900).check(everything(900))
+    with pytest.raises(ProbeError, match="901 tokens do not fit long_prefill_token_threshold=900"):
+        session(chunk=900).check(everything(901))
+    with pytest.raises(ProbeError, match="1001 tokens do not fit max_num_batched_tokens=1000"):
+        session().check(everything(1001))
+
+
+def test_adapters_that_would_go_wrong_are_refused() -> None:
+    adapter = SimpleNamespace(lora_name="mine", lora_int_id=3)
+    with pytest.raises(ProbeError, match=r"lora_request='mine' .* start it with enable_lora=True"):
+        session().check(REQUEST, adapter)
+    on_cpu, on_gpu = session(lora=True), session(lora=True, device="cuda")
+    for fine in ([adapter, adapter], [None, None]):
+        on_cpu.check_mixture(fine)
+    on_gpu.check_mixture([adapter, None])
+    with pytest.raises(UnsupportedVLLMError, match="in a call of their own"):
+        on_cpu.check_mixture([adapter, None])
+    for engine, given in ((on_cpu, adapter), (on_gpu, None), (session(), None)):
+        engine.check_apart(given)
+    with pytest.raises(UnsupportedVLLMError, match="an engine without enable_lora"):
+        on_cpu.check_apart(None)
+
+
+def test_one_value_for_all_prompts_or_one_each() -> None:
+    assert per_prompt(None, 2, "LoRA requests") == [None, None]
+    assert per_prompt([1, None], 2, "LoRA requests") == [1, None]
+    with pytest.raises(ProbeError, match="3 prompts but 1 LoRA requests: give one for all"):
+        per_prompt([None], 3, "LoRA requests")

@@ -8,10 +8,7 @@ from typing import Any
 
 from prompts import NULL_QUERY, QUERIES
 
-from hook_runtime.exchange import merge_ranks, one_token, with_probe
-from hook_runtime.specs import Capture, CaptureRequest
-
-from .session import NotMet, Observed, Session, as_prompt
+from .session import NotMet, Observed, Session
 
 RANK = 8
 ALPHA = 16
@@ -71,32 +68,14 @@ def lora(session: Session) -> Observed:
     for number, (name, folder, merged) in enumerate(session.adapters, start=1):
         variants.append((LoRARequest(name, number, str(folder)), merged))
     requests = session.products(QUERIES[0], NULL_QUERY)
-    session.capture(seen, requests)  # also makes the workers hold these heads
     batches = [variants] if session.device == "gpu" else [variants[1:], variants[:1]]
     for batch in batches * 2:
         jobs = [(request, *variant) for request in requests for variant in batch]
-        captures = _capture_with([(request, adapter) for request, adapter, _ in jobs], session)
+        captures = session.engine.capture(
+            [request for request, _, _ in jobs], lora_request=[adapter for _, adapter, _ in jobs]
+        )
         for (request, _, model), capture in zip(jobs, captures, strict=True):
             session.keep(seen, [request], [capture], model)
     if session.device == "cpu":
         seen.notes.append("requests without an adapter in a batch of their own: vLLM on CPUs")
-    seen.notes.append("sent past HookLLM, which takes no lora_request with a probe")
     return seen
-
-
-def _capture_with(jobs: list[tuple[CaptureRequest, Any]], session: Session) -> list[Capture | None]:
-    """Captures with a LoRA request each; under the salt that HookLLM gives all its captures."""
-    llm = session.engine.llm
-    ids = [f"parity-{i}" for i in range(len(jobs))]
-    params = [with_probe(one_token(), i, r.probe) for i, (r, _) in zip(ids, jobs, strict=True)]
-    prompts = [{**as_prompt(request), "cache_salt": "hook_runtime/lora"} for request, _ in jobs]
-    outputs = llm.generate(prompts, params, lora_request=[a for _, a in jobs], use_tqdm=False)
-    ranks = llm.collective_rpc("hook_runtime_take", args=(ids, []))
-    captures: list[Capture | None] = []
-    for i, (request, _) in enumerate(jobs):
-        merged = merge_ranks([rank[i] for rank in ranks], request)
-        if "values" not in merged:
-            raise RuntimeError(f"request {i}: {merged}")
-        cached = int(outputs[i].num_cached_tokens or 0)
-        captures.append(Capture(merged["heads"], merged["values"], cached))
-    return captures

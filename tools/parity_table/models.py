@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiny_models import ARCHITECTURES, TOKENIZER_FILES, make_tiny
+from tiny_models import ARCHITECTURES, make_tiny
+
+from core_rerank.eval.shapes import copy_tokenizer
 
 QUANTISED = ("llama-gptq", "llama-awq", "llama-fp8")
 
@@ -67,9 +68,7 @@ class Models:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
                 AutoModelForCausalLM.from_config(REFUSED[name]()).save_pretrained(target)
-            for file in TOKENIZER_FILES:
-                if (self.tokenizer / file).exists():
-                    shutil.copy(self.tokenizer / file, target / file)
+            copy_tokenizer(self.tokenizer, target)
             (target / "complete").touch()
         return target
 

@@ -6,11 +6,10 @@ Activations stay in the model's dtype: only so does transformers give an oracle.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from tiny_models import TOKENIZER_FILES
+from core_rerank.eval.shapes import copy_tokenizer
 
 GROUP = 64
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -50,9 +49,7 @@ def make_quantised(method: str, folder: Path, tokenizer: Path) -> Path:
     config = json.loads((target / "dequantised" / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = METHODS[method]
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    for file in TOKENIZER_FILES:
-        if (tokenizer / file).exists():
-            shutil.copy(tokenizer / file, target / file)
+    copy_tokenizer(tokenizer, target)
     (target / "complete").touch()
     return target
 
