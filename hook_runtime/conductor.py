@@ -93,6 +93,21 @@ class Conductor:
                 "(save_to=...), or raise the limit."
             )
 
+    def parts(self, sizes: Sequence[int]) -> list[range]:
+        """Requests in batches that may each bring back ``max_capture_bytes`` at most.
+
+        Raises ProbeError where a single one could bring back more.
+        """
+        parts: list[range] = []
+        start, total = 0, 0
+        for i, size in enumerate(sizes):
+            self.check_sizes([size])
+            if i > start and total + size > self.max_capture_bytes:
+                parts.append(range(start, i))
+                start, total = i, 0
+            total += size
+        return [*parts, range(start, len(sizes))] if sizes else parts
+
     def load(self, programs: Iterable[Program]) -> Load:
         """What the workers must be told before these run; follow it with ``loaded``.
 
@@ -132,6 +147,11 @@ class Conductor:
         for digest in program.vectors:
             self._in_use[digest] = self._in_use.get(digest, 0) + 1
         return Run(f"p{next(self._ids)}", program, prompt_len)
+
+    def again(self, run: Run) -> Run | None:
+        """What a request computed once more must run: the same interventions, nothing to read."""
+        program = Program((), run.program.interventions)
+        return Run(f"p{next(self._ids)}", program, run.prompt_len) if program != Program() else None
 
     def end_run(self, run: Run) -> None:
         """The run needs its vectors no more."""

@@ -44,6 +44,7 @@ class RunningProgram:
         pieces: what was read, by (probe number, hidden state or head).
         read_until: by the same, the position up to which it was read: what a preempted request
             computes again is not read twice.
+        announced: its results can be fetched.
         failure: why the program was not carried out, if so.
     """
 
@@ -57,6 +58,7 @@ class RunningProgram:
     first: int
     pieces: dict[Any, list[Piece]] = field(default_factory=dict)
     read_until: dict[int, int] = field(default_factory=dict)
+    announced: bool = False
     failure: str | None = None
 
     def fail(self, reason: str) -> None:

@@ -24,8 +24,9 @@ class ProgramResults:
         return len(self._results)
 
     def follow(self, run: RunningProgram) -> None:
-        """The run is in the engine."""
-        if run.run_id not in self._results:
+        """The run is in the engine. Once only: what was discarded does not come back."""
+        if not run.announced:
+            run.announced = True
             self._store(run.run_id, run)
 
     def refuse(self, run_id: str, reason: str) -> None:

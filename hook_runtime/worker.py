@@ -94,6 +94,7 @@ class HookMixin:
         """Carry out programs from now on. ``refusal`` says why hidden states stay out of reach."""
         worker: Any = self
         runner, config = worker.model_runner, worker.vllm_config
+        geometry = self._hook_runtime().geometry
         if self.hook_runtime_doors is None:
             self.hook_runtime_doors = Doors(runner, config, False)
         if self.hook_runtime_program_state is None:
@@ -101,10 +102,14 @@ class HookMixin:
                 config,
                 runner,
                 worker.device,
-                self._hook_runtime().geometry,
+                geometry,
                 self.hook_runtime_doors,
             )
-        return {"refusal": self.hook_runtime_doors.refusal}
+        return {
+            "refusal": self.hook_runtime_doors.refusal,
+            "hidden_size": int(compat.hf_text_config(config).hidden_size),
+            "head_dim": max(g.head_dim for g in geometry.values()),
+        }
 
     def _hook_runtime_programs(self) -> ProgramState:
         assert self.hook_runtime_program_state is not None, "hook_runtime_open comes first"

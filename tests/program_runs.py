@@ -1,18 +1,17 @@
-"""Run programs on an engine by the parts that `HookLLM` is made of."""
+"""Run programs on an engine, and keep what the reference needs to know of each request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hook_runtime.conductor import Conductor, states_of, with_program, with_salt
 from hook_runtime.engine import HookLLM
 from hook_runtime.probes import States
-from hook_runtime.programs import ModelShape, Program
+from hook_runtime.programs import Program
 
 
 class Ran(NamedTuple):
-    """One request: its prompt, what was computed of what it generated, output and states."""
+    """One request: what was computed of prompt and generation, output, states and program."""
 
     tokens: list[int]
     output: Any
@@ -20,42 +19,21 @@ class Ran(NamedTuple):
     program: Program
 
 
-def conductor_of(engine: HookLLM) -> Conductor:
-    config = engine.llm.llm_engine.vllm_config.model_config.hf_text_config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = ModelShape(engine.model, config.hidden_size, width)
-    return Conductor(shape, engine._rpc("hook_runtime_open"), 1 << 30)
-
-
 def run_programs(
     engine: HookLLM,
     prompts: Sequence[Sequence[int]],
     programs: Sequence[Program | None],
     params: Any,
+    **how: Any,
 ) -> list[Ran]:
-    conductor = conductor_of(engine)
-    resolved = [None if p is None else conductor.resolve(p) for p in programs]
-    load = conductor.load(p for p in resolved if p is not None)
-    engine._rpc("hook_runtime_hold", *load)
-    conductor.loaded(load)
-    runs, sent, sampling = [], [], []
-    for tokens, program in zip(prompts, resolved, strict=True):
-        prompt: dict[str, Any] = {"prompt_token_ids": list(tokens)}
-        run = None if program is None else conductor.begin(program, len(tokens))
-        runs.append(run)
-        sent.append(prompt if run is None else with_salt(prompt, run))
-        sampling.append(params if run is None else with_program(params, run))
-    outputs = engine.llm.generate(sent, sampling, use_tqdm=False)
-    asked = [
-        [run.run_id, run.end(len(out.outputs[0].token_ids))]
-        for run, out in zip(runs, outputs, strict=True)
-        if run is not None
-    ]
-    answers = iter(zip(*engine._rpc("hook_runtime_states", asked, []), strict=True))
+    """One batch, in which requests with None are ordinary ones."""
+    sent = [{"prompt_token_ids": list(tokens)} for tokens in prompts]
     found = []
-    for tokens, run, output in zip(prompts, runs, outputs, strict=True):
-        generated = list(output.outputs[0].token_ids)
-        states = () if run is None else states_of(next(answers), run, len(generated))
-        program = Program() if run is None else run.program
-        found.append(Ran([*tokens, *generated[:-1]], output, states, program))
+    for tokens, program, done in zip(
+        prompts, programs, engine.perform(sent, programs, params, **how), strict=True
+    ):
+        assert engine._conductor is not None
+        resolved = Program() if program is None else engine._conductor.resolve(program)
+        computed = [*tokens, *done.reading.token_ids[:-1]]
+        found.append(Ran(computed, done.output, done.reading.states, resolved))
     return found

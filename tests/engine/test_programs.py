@@ -180,33 +180,46 @@ def test_a_prompt_that_goes_on_where_another_was_generated(
 
 
 def test_beside_attention_captures(chunked: HookLLM, smollm2_dir: Path) -> None:
-    """Both kinds in one batch of the engine, on the same layers."""
+    """A capture, a program and both at once in one batch of the engine, on the same layers."""
     from oracle import reference_attention
     from parity import assert_exact
-    from program_runs import conductor_of
     from prompts import HEADS, random_request
 
-    from hook_runtime.conductor import with_program, with_salt
-
     request = random_request(120, (100, 110), ((0, 30), (30, 69)), HEADS, seed=6)
+    other = random_request(90, (80, 85), ((0, 30), (30, 69)), HEADS, seed=16)
     program = Program(READ, STEERING["scale heads"])
-    run_programs(chunked, [tokens(5)], [program], greedy(1))
-    submission = chunked._session
-    chunked.capture([request])
-    batch = submission.submission(request, greedy(4))
-    conductor = conductor_of(chunked)
-    run = conductor.begin(conductor.resolve(program), 90)
-    prompt = with_salt({"prompt_token_ids": tokens(90, seed=6)}, run)
-    chunked.llm.generate(
-        [batch.prompt, prompt], [batch.params, with_program(greedy(4), run)], use_tqdm=False
+    ran = run_programs(
+        chunked,
+        [request.prompt_token_ids, tokens(90, seed=6), other.prompt_token_ids],
+        [None, program, Program(READ)],
+        greedy(4),
+        probes=[request.probe, None, other.probe],
     )
-    (result,) = chunked._take([batch])
-    capture = chunked._session.capture(request, result, _Hit(), False)
-    assert_exact([capture], reference_attention(smollm2_dir, [request]), [request])
+    check(smollm2_dir, ran[1], 90)
+    check(smollm2_dir, ran[2], 90)
+    captures = [chunked.reading(ran[i].output.request_id).attention for i in (0, 2)]
+    requests = [request, other]
+    assert_exact(captures, reference_attention(smollm2_dir, requests), requests)
 
 
-class _Hit:
-    num_cached_tokens = 0
+def test_attention_under_a_program_that_finds_its_prefix_uncaptured(
+    chunked: HookLLM, smollm2_dir: Path
+) -> None:
+    """The program's keys were computed without a capture: both are computed again."""
+    from prompts import HEADS, random_request
+
+    request = random_request(120, (100, 110), ((0, 90),), HEADS, seed=26)
+    steered = Program((), AddVector([3], DIRECTION, 3.0))
+    prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+    first, second, plain = (
+        chunked.perform([prompt], program, greedy(2), probes=[request.probe])[0].reading.attention
+        for program in (steered, steered, None)
+    )
+    assert first is not None
+    assert second is not None
+    assert plain is not None
+    np.testing.assert_allclose(first.values, second.values, atol=1e-5)
+    assert np.abs(first.values - plain.values).max() > 1e-3
 
 
 @pytest.fixture
@@ -297,4 +310,131 @@ def test_nothing_is_left_behind(chunked: HookLLM) -> None:
     run_programs(chunked, [tokens(50)], [Program(READ, STEERING["scale heads"])], greedy())
     chunked.generate(["One more step, so that what is finished is let go of"], greedy(1))
     (stats,) = chunked.stats()
+    assert stats["vectors"] > 0
     assert stats["programs"] == stats["program_results"] == stats["wrapped_layers"] == 0
+
+
+# ---------------------------------------------------------------- programs by name, configs, files
+
+
+def write_config(folder: Path, text: str) -> Path:
+    from safetensors.numpy import save_file
+
+    save_file({"direction": DIRECTION.astype(np.float32)}, folder / "direction.safetensors")
+    path = folder / "program.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+CONFIG = """
+model: HuggingFaceTB/SmolLM2-135M-Instruct
+probes:
+  - {type: hidden_state, layers: [0, 9, 30], positions: all}
+  - {type: attention, heads: [10-4, 15-7], spans: [[0, 20], [20, -1]]}
+interventions:
+  - {type: add_vector, layers: [8], vector: direction.safetensors, coefficient: 2}
+analyzer: {type: projection, vector: direction.safetensors}
+"""
+
+
+def test_programs_come_and_go_on_a_running_engine(
+    chunked: HookLLM, smollm2_dir: Path, tmp_path: Path
+) -> None:
+    prompt = {"prompt_token_ids": tokens(60, seed=13)}
+    config = write_config(tmp_path, CONFIG)
+    plain = chunked.generate(prompt, greedy())
+    assert chunked.list_programs() == []
+    chunked.load_program("steer", config, default=True)
+    (info,) = chunked.list_programs()
+    assert (info.name, info.default) == ("steer", True)
+    assert info.probes == ("attention", "hidden_state")
+    found = chunked.generate([prompt, prompt], greedy(), program=["steer", None], analyze=True)
+    steered, untouched = (o.outputs[0].text for o in found.outputs)
+    assert untouched == plain[0].outputs[0].text != steered
+    analysis, none = found.analyses
+    assert none is None
+    reading = chunked.reading(found.outputs[0].request_id)
+    (states,) = reading.states
+    along = states.values @ (DIRECTION / np.linalg.norm(DIRECTION))
+    np.testing.assert_allclose(analysis["values"], along, rtol=1e-3, atol=1e-3)
+    assert chunked.analyze(found.outputs[0].request_id) == [analysis]
+    assert reading.attention is not None
+    assert reading.attention.values.shape == (2, 59)
+    by_default = chunked.generate(prompt, greedy())
+    assert by_default[0].outputs[0].text == steered
+    chunked.load_program("steer", Program((), AddVector([8], DIRECTION, -2)))
+    replaced = chunked.generate(prompt, greedy(), program="steer")
+    assert replaced[0].outputs[0].text != steered
+    assert chunked.generate(prompt, greedy())[0].outputs[0].text == untouched  # no default now
+    chunked.unload_program("steer")
+    for call in (
+        lambda: chunked.unload_program("steer"),
+        lambda: chunked.generate(prompt, greedy(), program="steer"),
+        lambda: chunked.analyze("no such request"),
+    ):
+        with pytest.raises(ProbeError, match=r"steer|no such request"):
+            call()
+
+
+def test_chat_runs_programs(chunked: HookLLM) -> None:
+    messages = [{"role": "user", "content": "Name a colour."}]
+    (plain,) = chunked.chat(messages, greedy(), program=None)
+    program = Program((HiddenStateProbe([5]),), AddVector([8], DIRECTION, 4))
+    (steered,) = chunked.chat(messages, greedy(), program=program)
+    assert plain.prompt_token_ids == steered.prompt_token_ids
+    assert plain.outputs[0].text != steered.outputs[0].text
+    assert chunked.reading(steered.request_id).states[0].values.shape == (1, 1, WIDTH)
+
+
+def test_too_much_to_read_is_refused_or_saved(
+    chunked: HookLLM, smollm2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three prompts of which two fit the limit: files take them in two batches."""
+    program = Program((HiddenStateProbe("all", positions="all"),), STEERING["add"])
+    one = program.capture_bytes(50, 4, chunked._conductor.shape)  # type: ignore[union-attr]
+    assert one == 31 * 53 * WIDTH * 4
+    monkeypatch.setattr(chunked._conductor, "max_capture_bytes", 2 * one)
+    prompts = [tokens(50, seed=i) for i in (20, 21, 22)]
+    with pytest.raises(ProbeError, match="save_to"):
+        run_programs(chunked, prompts, [program] * 3, greedy(4))
+    ran = run_programs(chunked, prompts, [program] * 3, greedy(4), save_to=tmp_path / "states")
+    for one_ran in ran:
+        assert isinstance(one_ran.states[0].values, np.memmap)
+        check(smollm2_dir, one_ran, 50)
+    names = [f"{i:06d}.safetensors" for i in range(3)]
+    assert sorted(p.name for p in (tmp_path / "states").iterdir()) == names
+    from safetensors.numpy import load_file
+
+    stored = load_file(tmp_path / "states" / names[1])
+    np.testing.assert_array_equal(stored["states.0"], ran[1].states[0].values)
+
+
+def test_another_packages_program(
+    chunked: HookLLM, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from plugin import install_plugin, plugin_installed
+
+    config = write_config(
+        tmp_path,
+        """
+model: HuggingFaceTB/SmolLM2-135M-Instruct
+probes: [{type: stream_norm, layers: [0, 9, 10], positions: all}]
+interventions: [{type: shrink, layers: [8], factor: 0.25, positions: prompt}]
+analyzer: {type: largest}
+""",
+    )
+    prompt = tokens(60, seed=14)
+    (plain,) = run_programs(
+        chunked, [prompt], [Program(HiddenStateProbe([0, 9], positions="all"))], greedy(3)
+    )
+    with plugin_installed(install_plugin(tmp_path_factory.mktemp("plugin"))):
+        chunked.load_program("theirs", config)
+        found = chunked.generate(
+            {"prompt_token_ids": prompt}, greedy(3), program="theirs", analyze=True
+        )
+        chunked.unload_program("theirs")
+    (states,) = chunked.reading(found.outputs[0].request_id).states
+    assert found.analyses == [float(states.values.max())]
+    norms = np.linalg.norm(plain.states[0].values, axis=-1)
+    np.testing.assert_allclose(states.values[0, :60, 0], norms[0, :60], rtol=1e-4)
+    np.testing.assert_allclose(states.values[1, :60, 0], 0.25 * norms[1, :60], rtol=1e-4)

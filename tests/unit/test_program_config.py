@@ -118,7 +118,10 @@ def test_json_says_the_same(folder: Path) -> None:
             "[{type: add_vector, layers: [1], vector: vectors/x.safetensors, stop_step: 0}]",
             r"interventions\[0\]: no step lies between",
         ),
-        ("model: m\nanalyzer: {type: nope}", "analyzer: type 'nope' is not one of 'attention_mass'"),
+        (
+            "model: m\nanalyzer: {type: nope}",
+            "analyzer: type 'nope' is not one of 'attention_mass'",
+        ),
         (
             "model: m\nprobes: [{type: attention, heads: all}, {type: attention, heads: all}]",
             "one attention probe at most",

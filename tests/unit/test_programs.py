@@ -299,3 +299,52 @@ def test_an_attention_template_fits_its_prompt() -> None:
         AttentionTemplate(["1-1"], spans=((0, 9),)).probe(4)
     with pytest.raises(ProbeError, match="nothing"):
         AttentionTemplate(["1-1"]).probe(1)
+
+
+# ---------------------------------------------------------------- an engine's arguments
+
+
+def test_an_engine_from_its_config(tmp_path: Path) -> None:
+    from hook_runtime.desk import configured
+
+    reads, heads = tmp_path / "reads.yaml", tmp_path / "heads.yaml"
+    reads.write_text("model: org/m\nrevision: abc\nprobes: [{type: hidden_state, layers: [1]}]")
+    heads.write_text("model: org/m\nprobes: [{type: head_output, heads: [1-1]}]")
+    engine: dict[str, Any] = {}
+    assert configured(None, reads, None, engine) == ("org/m", True)
+    assert engine == {"revision": "abc"}
+    other: dict[str, Any] = {}
+    assert configured("/a/copy", reads, False, other) == ("/a/copy", False)
+    assert other == {}  # the revision is the config's model's
+    assert configured(None, heads, None, {}) == ("org/m", False)
+    assert configured("m", None, None, {}) == ("m", False)
+    with pytest.raises(ProbeError, match="no model was named"):
+        configured(None, None, None, {})
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_states_in_a_file(tmp_path: Path) -> None:
+    from hook_runtime.analyzers import Reading
+    from hook_runtime.probes import States
+    from hook_runtime.state_files import load_states, save_reading
+
+    values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    states = (
+        States(HiddenStateProbe([3, 1], positions=(2, 5)), (2, 5), values),
+        States(HeadOutputProbe(["1-1"], positions="generated"), (9, 9), np.zeros((1, 0, 2))),
+    )
+    saved = save_reading(tmp_path / "a.safetensors", Reading("7", (1, 2), (3,), None, None, states))
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+    assert (saved.request_id, saved.token_ids) == ("7", (3,))
+    for found in (saved.states, load_states(tmp_path / "a.safetensors")):
+        assert [s.probe for s in found] == [s.probe for s in states]
+        assert [s.positions for s in found] == [(2, 5), (9, 9)]
+        np.testing.assert_array_equal(found[0].values, values)
+        assert found[1].values.shape == (1, 0, 2)
+    from safetensors.numpy import save_file
+
+    save_file({"x": values}, tmp_path / "other.safetensors")
+    with pytest.raises(ProbeError, match="holds no states"):
+        load_states(tmp_path / "other.safetensors")
