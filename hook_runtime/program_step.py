@@ -253,7 +253,7 @@ def _to_read(group: list[tuple[Stretch, int]], number: int, probe: StateProbe) -
         if reach is not None and reach[0] < run.first and run.failure is None:
             run.fail(f"tokens before {run.first} came from the prefix cache and were not read")
         share = _share(stretch, row, reach, run.read_until.get(number, 0))
-        if share is not None:
+        if share is not None and run.failure is None:
             yield share
 
 

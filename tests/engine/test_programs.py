@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,73 +220,6 @@ def test_attention_under_a_program_that_finds_its_prefix_uncaptured(
     assert plain is not None
     np.testing.assert_allclose(first.values, second.values, atol=1e-5)
     assert np.abs(first.values - plain.values).max() > 1e-3
-
-
-@pytest.fixture
-def _in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that ends in this process takes the others here with it."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-
-
-@pytest.mark.usefixtures("_in_processes")
-def test_preemption(smollm2_dir: Path) -> None:
-    """Requests are thrown out while they generate, and are computed again."""
-    settings: dict[str, Any] = {
-        "enforce_eager": True,
-        "max_model_len": 256,
-        "num_gpu_blocks_override": 13,
-        "disable_log_stats": False,
-    }
-    with start_engine(smollm2_dir, **settings) as engine:
-        prompts = [tokens(60, seed=i) for i in range(4)]
-        program = Program(
-            (*READ, HiddenStateProbe([9], positions="all", reduce="mean")),
-            [STEERING["add"], STEERING["project"]],
-        )
-        programs = [program, Program(READ), program, Program(READ)]
-        ran = run_programs(engine, prompts, programs, greedy(70))
-        metrics = engine.llm.get_metrics()
-        assert sum(m.value for m in metrics if m.name == "vllm:num_preemptions") > 0
-    for one in ran:
-        check(smollm2_dir, one, 60)
-
-
-@pytest.mark.usefixtures("_in_processes")
-def test_tensor_parallel(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Heads of both ranks; the stream, which both have, once."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    folder = tiny_model("llama")
-    direction = np.random.default_rng(1).standard_normal(192)
-    program = Program(
-        (
-            HiddenStateProbe("all", positions="all"),
-            HeadOutputProbe(["3-5", "0-0", "3-2", "1-3"], positions="all"),
-        ),
-        [ScaleHeads(["1-0", "2-4"], 2.0), Ablate([1], direction), AddVector([2], direction)],
-    )
-    with start_engine(folder, enforce_eager=True, tensor_parallel_size=2) as engine:
-        (ran,) = run_programs(engine, [tokens(90, seed=1)], [program], greedy(4))
-    check(folder, ran, 90)
-
-
-@pytest.mark.usefixtures("_in_processes")
-def test_early_exit(smollm2_dir: Path) -> None:
-    """Of the last layer kept only queries and keys are computed: its input can be read."""
-    prompt = tokens(80, seed=9)
-    with start_engine(smollm2_dir, layers=6, enforce_eager=True) as engine:
-        (ran,) = run_programs(
-            engine,
-            [prompt],
-            [Program((HiddenStateProbe("all", positions="prompt"),), AddVector([4], DIRECTION))],
-            greedy(1),
-        )
-        assert ran.program.probes[0].layers == (0, 1, 2, 3, 4, 5)  # type: ignore[attr-defined]
-        check(smollm2_dir, ran, 80)
-        for beyond in (HiddenStateProbe([6]), HeadOutputProbe(["5-0"])):
-            with pytest.raises(ProbeError, match=r"out of range|last one kept"):
-                run_programs(engine, [prompt], [Program((beyond,))], greedy(1))
 
 
 def test_a_fault_fails_its_own_requests_only(

@@ -74,3 +74,14 @@ def test_doors_in_a_compiled_model(tiny_model: Callable[[str], Path]) -> None:
             assert engine.llm.reset_prefix_cache()
             assert _numbers(engine, [PROGRAM, None]) == unhooked[1:]
             _check(folder, engine)
+
+
+def test_doors_in_a_model_that_is_cut_and_compiled(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama")
+    probe = HiddenStateProbe("all", positions="prompt")
+    program = Program((probe,), AddVector([0], DIRECTION, 0.5))
+    with start_engine(folder, programs=True, layers=3) as engine:
+        for one in run_programs(engine, PROMPTS, [program] * 2, None):
+            assert one.states[0].values.shape[0] == 3
+            references, _ = reference_states(folder, one.tokens, len(one.tokens), one.program)
+            assert_states(one.states, references, one.program.probes)

@@ -162,3 +162,15 @@ def test_cancelled_and_failed_programs_leave_nothing(online: ThreadedHookLLM, fo
     assert stats["programs"] == stats["program_results"] == stats["wrapped_layers"] == 0
     assert hooked._conductor is not None
     assert not hooked._conductor._in_use
+
+
+def test_from_other_threads_and_loops(online: ThreadedHookLLM, folder: Path) -> None:
+    online.load_program("steer", STEERED)
+    assert [info.name for info in online.list_programs()] == ["steer"]
+    done = online.perform(prompt(40, 10), "steer", greedy())
+    check(folder, online, STEERED, done.reading)
+    again = asyncio.run(online.aperform(prompt(40, 10), "steer", greedy()))
+    assert again.output.outputs[0].token_ids == done.output.outputs[0].token_ids
+    online.unload_program("steer")
+    with pytest.raises(ProbeError, match="no program 'steer'"):
+        online.unload_program("steer")
