@@ -74,9 +74,10 @@ class AsyncPrograms(Programmed):
             sent = with_salt({"prompt_token_ids": list(work.tokens)}, run)
             final = None
             async for output in self._stream(sent, with_program(sampling_params, run), **kwargs):
-                if final is not None:
-                    yield final
-                final = output
+                if output.finished:
+                    final = output  # held back until the program is known to be carried out
+                else:
+                    yield output
             if final is None:
                 return
             self._keep(work, final, None, await self._states(run, final))
