@@ -34,8 +34,8 @@ class Selection:
     """Which heads to choose from measured attention.
 
     Attributes:
-        count: how many; "weighted" may take fewer.
-        method: "core", "qr", "ndcg" or "weighted" (see ``head_methods.choose``).
+        count: how many; "weighted" and "signed" may take fewer.
+        method: "core", "qr", "ndcg", "weighted" or "signed" (see ``head_methods.choose``).
         temperature: of the contrastive softmax, in units of attention mass.
         calibrated: subtract the attention with the null query first.
         per_token: divide a document's attention by its length.
@@ -134,6 +134,7 @@ class Detection:
             revision=model.revision,
             aliases=tuple(aliases),
             window=measured.window,
+            calibrate=selection.calibrated,
             temperature=selection.temperature if uses_temperature else None,
             data=f"{measured.data}, {self.queries} queries",
             source="found by core-rerank detect-heads",
@@ -145,7 +146,6 @@ class Detection:
     def _provenance(self) -> dict[str, str]:
         measured, model = self.measurement, self.measurement.model
         found_with = {
-            "calibrated": str(self.selection.calibrated).lower(),
             "per_token": str(self.selection.per_token).lower(),
             "max_layers": str(self.selection.max_layers or model.layers_kept),
             "positives": str(self.positives),

@@ -1,4 +1,4 @@
-"""The ways to choose heads from measured attention: core, qr, ndcg and weighted."""
+"""The ways to choose heads from measured attention: core, qr, ndcg, weighted and signed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .head_weights import ListwiseProblem, sparse_path
 if TYPE_CHECKING:
     import numpy as np
 
-Method = Literal["core", "qr", "ndcg", "weighted"]
+Method = Literal["core", "qr", "ndcg", "weighted", "signed"]
 METHODS: tuple[Method, ...] = get_args(Method)
 # Greedy and weighted choices look at so many heads, the best by contrastive score.
 POOL = 128
@@ -128,9 +128,12 @@ def choose(
       gains go to the head of higher contrastive score.
     - weighted: non-negative weights under an L1 penalty, the weakest that leaves at most so many
       (see ``ListwiseProblem`` for the loss).
+    - signed: the same with weights of either sign, from all heads. A head that looks at documents
+      whatever is asked then counts against them, which calibrates without a null query.
 
     Equal queries and documents in another order give the same heads. "ndcg" and "weighted" try
-    only the `POOL` best heads by contrastive score, and "weighted" may return fewer than asked for.
+    only the `POOL` best heads by contrastive score; "weighted" and "signed" may return fewer than
+    asked for.
 
     Raises:
         ValueError: a method that there is not, or more heads than the model has.
@@ -148,14 +151,14 @@ def choose(
 
 def most_heads(method: Method, num_heads: int) -> int:
     """The most heads that ``method`` chooses from ``num_heads``."""
-    return num_heads if method in ("core", "qr") else min(POOL, num_heads)
+    return min(POOL, num_heads) if method in ("ndcg", "weighted") else num_heads
 
 
 def head_scores(method: Method, evidence: Evidence) -> np.ndarray:
     """float64 [layers, heads]: what ``method`` thinks of each head alone, over all queries.
 
-    "core" and "weighted": the contrastive score; "qr": the attention to positives; "ndcg": nDCG@10
-    of ranking by that head.
+    "core", "weighted" and "signed": the contrastive score; "qr": the attention to positives;
+    "ndcg": nDCG@10 of ranking by that head.
     """
     import numpy as np
 
@@ -233,14 +236,31 @@ def _greedy(columns: list[np.ndarray], positives: list[np.ndarray], count: int) 
 def _weighted(
     evidence: Evidence, queries: Sequence[int], counts: Sequence[int]
 ) -> dict[int, Choice]:
+    return _sparse(evidence, queries, counts, _pool(evidence, queries), signed=False)
 
-    pool = _pool(evidence, queries)
+
+def _signed(evidence: Evidence, queries: Sequence[int], counts: Sequence[int]) -> dict[int, Choice]:
+    # A head that counts against documents has a low contrastive score, so none is left out.
+    pool = best_heads(evidence.contrast[queries].mean(axis=0), evidence.num_heads)
+    return _sparse(evidence, queries, counts, pool, signed=True)
+
+
+def _sparse(
+    evidence: Evidence,
+    queries: Sequence[int],
+    counts: Sequence[int],
+    pool: Sequence[Head],
+    *,
+    signed: bool,
+) -> dict[int, Choice]:
+    import numpy as np
+
     layers, heads = (list(numbers) for numbers in zip(*pool, strict=True))
     values = evidence.values[queries][:, :, layers, heads]
     problem, scale = ListwiseProblem.of(values, evidence.positive[queries])
     found: dict[int, np.ndarray] = {}
-    for weights in sparse_path(problem, max(counts)):
-        used = int((weights > 0).sum())
+    for weights in sparse_path(problem, max(counts), signed=signed):
+        used = int(np.count_nonzero(weights))
         found |= {count: weights for count in counts if 0 < used <= count}
     # A path without weights has no head that tells anything: the best by score then stand alone.
     plain = _top(evidence.contrast[queries].mean(axis=0), counts)
@@ -251,12 +271,12 @@ def _weighted(
 
 
 def _weighted_choice(pool: Sequence[Head], weights: np.ndarray, scale: np.ndarray) -> Choice:
-    """Heads by how much they move scores; weights of mean 1, of attention as it is measured."""
+    """Heads by how much they move scores; weights of mean size 1, of attention as measured."""
     import numpy as np
 
-    order = [int(i) for i in np.argsort(-weights, kind="stable") if weights[i] > 0]
+    order = [int(i) for i in np.argsort(-abs(weights), kind="stable") if weights[i]]
     plain = weights[order] / scale[order]
-    rounded = (float(f"{weight:.4g}") for weight in plain / plain.mean())
+    rounded = (float(f"{weight:.4g}") for weight in plain / abs(plain).mean())
     return Choice(tuple(pool[i] for i in order), tuple(rounded))
 
 
@@ -266,4 +286,5 @@ _CHOOSERS: dict[Method, _Chooser] = {
     "qr": _qr,
     "ndcg": _ndcg,
     "weighted": _weighted,
+    "signed": _signed,
 }

@@ -19,6 +19,7 @@ _MARK = "#e8000b"
 _SCORE_NAMES = {
     "core": "contrastive score",
     "weighted": "contrastive score",
+    "signed": "contrastive score",
     "qr": "attention to positives",
     "ndcg": "nDCG@10 of the head alone",
 }

@@ -126,6 +126,7 @@ class AttentionStore:
 
     def put(self, row: int, attention: QueryAttention) -> None:
         """Keep query ``row``'s attention."""
+        import numpy as np
         from safetensors.numpy import save
 
         arrays = {
@@ -135,7 +136,8 @@ class AttentionStore:
         }
         if attention.null is not None:
             arrays["null"] = attention.null
-        content = save(arrays)
+        # safetensors writes an array's memory as it lies, a view's with what lies between.
+        content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         _write(self.folder / f"{row:05d}-{self._hash(row, content)}{_SUFFIX}", content)
 
     def get(self, row: int) -> QueryAttention:

@@ -1,4 +1,4 @@
-"""A sparse weight for each head: non-negative, fitted with a listwise loss; no randomness."""
+"""A sparse weight for each head, fitted with a listwise loss; no randomness."""
 
 from __future__ import annotations
 
@@ -89,49 +89,69 @@ class ListwiseProblem:
         )
 
 
-def sparse_path(problem: ListwiseProblem, most: int) -> Iterator[np.ndarray]:
+def sparse_path(
+    problem: ListwiseProblem, most: int, *, signed: bool = False
+) -> Iterator[np.ndarray]:
     """Weights [heads] under an L1 penalty that falls step by step from one that allows none.
 
-    Ends with the first that has more than ``most`` heads.
+    Ends with the first that has more than ``most`` heads. Weights are at least 0 unless ``signed``.
     """
     import numpy as np
 
     weights = np.zeros(problem.features.shape[2])
-    steepest = float(-problem.gradient(weights).min())
+    steepest = float(_pull(problem.gradient(weights), signed).max())
     if steepest <= 0:
         return
     for penalty in steepest * np.geomspace(_PATH_START, _PATH_END, _PATH):
-        weights = _solve(problem, weights, float(penalty))
+        weights = _solve(problem, weights, float(penalty), signed)
         yield weights
-        if (weights > 0).sum() > most:
+        if np.count_nonzero(weights) > most:
             return
 
 
-def _solve(problem: ListwiseProblem, start: np.ndarray, penalty: float) -> np.ndarray:
+def _pull(gradient: np.ndarray, signed: bool) -> np.ndarray:
+    """How strongly each head would leave weight 0, in a direction that it may take."""
+    return abs(gradient) if signed else -gradient
+
+
+def _shrunk(weights: np.ndarray, by: float, signed: bool) -> np.ndarray:
+    """Weights after the penalty's step: nearer to 0 by ``by``, and not beyond it."""
+    import numpy as np
+
+    if signed:
+        return np.sign(weights) * np.maximum(abs(weights) - by, 0.0)
+    return np.maximum(weights - by, 0.0)
+
+
+def _solve(problem: ListwiseProblem, start: np.ndarray, penalty: float, signed: bool) -> np.ndarray:
     """Descend over the heads in use; take in those that would lower the loss, until none would.
 
     Heads only ever enter, so that this ends.
     """
     import numpy as np
 
-    weights, active, solved = start.copy(), np.flatnonzero(start > 0), False
+    weights, active, solved = start.copy(), np.flatnonzero(start), False
     while True:
-        wanted = np.flatnonzero(-problem.gradient(weights) > penalty * (1.0 + _SLACK))
+        pull = _pull(problem.gradient(weights), signed)
+        # A head in use pulls with just the penalty, in whichever direction it has.
+        wanted = np.flatnonzero(pull > penalty * (1.0 + _SLACK))
         enlarged = np.union1d(active, wanted)
         if solved and len(enlarged) == len(active):
             return weights
         active, solved = enlarged, True
-        weights[active] = _descend(problem.only(active), weights[active], penalty)
+        weights[active] = _descend(problem.only(active), weights[active], penalty, signed)
 
 
-def _descend(problem: ListwiseProblem, start: np.ndarray, penalty: float) -> np.ndarray:
-    """Projected gradient steps with Nesterov's momentum, restarted when they overshoot."""
+def _descend(
+    problem: ListwiseProblem, start: np.ndarray, penalty: float, signed: bool
+) -> np.ndarray:
+    """Proximal gradient steps with Nesterov's momentum, restarted when they overshoot."""
     import numpy as np
 
     curvature = problem.curvature()
     weights, ahead, momentum = start, start, 1.0
     for _ in range(_STEPS):
-        stepped = np.maximum(ahead - (problem.gradient(ahead) + penalty) / curvature, 0.0)
+        stepped = _shrunk(ahead - problem.gradient(ahead) / curvature, penalty / curvature, signed)
         moved = stepped - weights
         if float(((ahead - stepped) * moved).sum()) > 0:
             momentum = 1.0

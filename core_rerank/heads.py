@@ -39,11 +39,12 @@ class HeadSet:
         aliases: other names of the same model.
         default: used when the model is named and no head set is; one per model.
         window: the recommended window: "all" documents in one prompt, or at most so many.
+        calibrate: whether the attention under the null query is to be subtracted.
         temperature: of CoRe's contrastive softmax.
         scale: scale of the attention logits at detection; "model" is the model's own.
         data, source, notes: what they were found on, who says so, what else to know.
         scores: one per head, where they are known.
-        weights: one per head, above 0; attention is then summed by them. None: a plain sum.
+        weights: one per head, not 0; attention is then summed by them. None: a plain sum.
         found_with: versions and hashes of the detection run.
     """
 
@@ -56,6 +57,7 @@ class HeadSet:
     aliases: tuple[str, ...] = ()
     default: bool = True
     window: Window = "all"
+    calibrate: bool = True
     temperature: float | None = None
     scale: str = MODEL_SCALE
     data: str = ""
@@ -247,7 +249,7 @@ def _number(value: object) -> float:
 
 
 def _weight(value: object) -> float:
-    if not 0 < _number(value) < math.inf:
+    if not 0 < abs(_number(value)) < math.inf:
         raise ValueError
     return _number(value)
 
@@ -294,6 +296,7 @@ _READERS: dict[str, tuple[str, Callable[[object], Any]]] = {
     "aliases": ("a list of names", lambda value: tuple(_name(v) for v in _list(value))),
     "default": ("true or false", _flag),
     "window": ("'all' or a whole number from 1", _window),
+    "calibrate": ("true or false", _flag),
     "temperature": ("a number or null", _optional(_number)),
     "scale": ("'model' or a formula", _name),
     "data": ("text", _string),
@@ -304,7 +307,7 @@ _READERS: dict[str, tuple[str, Callable[[object], Any]]] = {
         _optional(lambda value: tuple(_number(v) for v in _list(value))),
     ),
     "weights": (
-        "a list of numbers above 0, one per head, or null",
+        "a list of numbers other than 0, one per head, or null",
         _optional(lambda value: tuple(_weight(v) for v in _list(value))),
     ),
     "found_with": ("texts by name", _texts),

@@ -6,52 +6,29 @@ import asyncio
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
-from hook_runtime.errors import IncompleteCaptureError
-from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
 
 from .backends import OpenBackend, name_model, open_backend
-from .calibration import NullPassMemory, pass_key
+from .calibration import NullPassMemory
 from .errors import ClosedError, NotFiniteError
 from .heads import HeadSet, Window
 from .inputs import RerankInput, check_input, check_top_n
 from .models import ResolvedModel
-from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder
+from .passes import Attention, PassReader, Plan
+from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, PromptBuilder
 from .ranking import ScoredDocument, build_ranking
-from .scoring import aggregate_heads, calibrate, score_document
+from .scoring import score_document
 from .settings import check_settings, check_strategy, check_window, choose_head_set, choose_heads
 from .types import DocId, Document, Ranking
-from .windows import WindowPrompt, plan_windows
 
 if TYPE_CHECKING:
     import numpy as np
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 Documents = Iterable[str | Document]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One prefill to read, and the key under which its attention is found.
-
-    ``known`` is that attention where it is remembered, float64 [document tokens].
-    """
-
-    key: bytes
-    request: CaptureRequest
-    known: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """A window's prompt, read under the query and, if calibrated, under the null query."""
-
-    window: WindowPrompt
-    query: _Pass
-    null: _Pass | None
 
 
 class Reranker:
@@ -70,7 +47,7 @@ class Reranker:
         backend: str | CaptureBackend = "vllm",
         window: Window | None = None,
         strategy: str = "core",
-        calibrate: bool = True,
+        calibrate: bool | None = None,
         max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC,
         **engine: Any,
     ) -> None:
@@ -90,7 +67,8 @@ class Reranker:
                 windows between 1 and "all" compare documents across prompts less well.
             strategy: "core" (selected heads, token filter), "icr" (every head, token filter) or
                 "qr" (selected heads; instruction, query and suffix look; no filter).
-            calibrate: subtract the attention under the null query "N/A".
+            calibrate: subtract the attention under the null query "N/A"; by default what the head
+                set says, which is yes for most.
             max_tokens_per_doc: longer documents are cut, and flagged.
             **engine: passed to the backend: for vLLM any argument of ``vllm.LLM``; for
                 transformers ``dtype``, ``device``, ``max_model_len``; for both ``layers``, by
@@ -108,23 +86,31 @@ class Reranker:
         resolved = name_model(model, backend)
         self._head_set = choose_head_set(heads, config, self._strategy, resolved.model_id)
         self._heads = choose_heads(heads, self._head_set, self._strategy)
-        self._weights = self._head_set.weights if self._head_set and self._heads else None
-        recommended = self._head_set.window if self._head_set else "all"
-        self._window: Window = window or recommended
-        self._calibrate = calibrate
+        if window is None:
+            window = self._head_set.window if self._head_set else "all"
+        if calibrate is None:
+            calibrate = self._head_set is None or self._heads is None or self._head_set.calibrate
         self._closed = False
         self._open = self._open_backend(backend, resolved, engine)
         try:
             if self._head_set is not None and self._heads is not None:
                 self._head_set.check(self._open.model, self._open.model_id)
             self._open.model.check_heads(self._heads or ())
-            self._builder = PromptBuilder(
-                self._open.backend.tokenizer, self._open.model.max_model_len, max_tokens_per_doc
+            self._reader = PassReader(
+                builder=PromptBuilder(
+                    self._open.backend.tokenizer, self._open.model.max_model_len, max_tokens_per_doc
+                ),
+                model=self._open.model,
+                strategy=self._strategy,
+                heads=self._heads,
+                weights=self._head_set.weights if self._head_set and self._heads else None,
+                window=window,
+                calibrated=calibrate,
+                null_passes=NullPassMemory(),
             )
         except BaseException:
             self.close()
             raise
-        self._null_passes = NullPassMemory()
 
     @property
     def model(self) -> ModelInfo:
@@ -149,7 +135,7 @@ class Reranker:
     @property
     def window(self) -> Window:
         """Documents per prompt."""
-        return self._window
+        return self._reader.window
 
     @property
     def strategy(self) -> str:
@@ -203,13 +189,11 @@ class Reranker:
         self._check_open()
         given = [check_input(query, documents, doc_ids)]
         top_n = check_top_n(top_n)
-        readings = await asyncio.to_thread(self._plan_all, given)
-        unread = self._unread(readings)
+        plans = await asyncio.to_thread(self._plan_all, given)
+        unread = self._reader.unread(plans)
         captures = await self._capture_unread(unread)
-        attention = self._attention(readings, unread, captures)
-        rankings = await asyncio.to_thread(
-            self._rank_all, given, readings, attention, top_n, explain
-        )
+        attention = self._reader.attention(plans, unread, captures)
+        rankings = await asyncio.to_thread(self._rank_all, given, plans, attention, top_n, explain)
         return rankings[0]
 
     def rerank_batch(
@@ -254,31 +238,31 @@ class Reranker:
         explain: bool,
         progress: bool = False,
     ) -> list[Ranking]:
-        readings = self._plan_all(inputs)
-        unread = self._unread(readings)
+        plans = self._plan_all(inputs)
+        unread = self._reader.unread(plans)
         captures = []
         if unread:
             captures = self._open.backend.capture(list(unread.values()), progress=progress)
-        attention = self._attention(readings, unread, captures)
-        return self._rank_all(inputs, readings, attention, top_n, explain)
+        attention = self._reader.attention(plans, unread, captures)
+        return self._rank_all(inputs, plans, attention, top_n, explain)
 
-    def _plan_all(self, inputs: Sequence[RerankInput]) -> list[list[_Reading]]:
-        readings = []
+    def _plan_all(self, inputs: Sequence[RerankInput]) -> list[Plan]:
+        plans = []
         for number, given in enumerate(inputs):
             with _naming_task(number, of=len(inputs)):
-                readings.append(self._plan(given))
-        return readings
+                plans.append(self._reader.plan(given))
+        return plans
 
     def _rank_all(
         self,
         inputs: Sequence[RerankInput],
-        readings: Sequence[list[_Reading]],
-        attention: dict[bytes, np.ndarray],
+        plans: Sequence[Plan],
+        attention: Attention,
         top_n: int | None,
         explain: bool,
     ) -> list[Ranking]:
         scored = []
-        for number, (given, plan) in enumerate(zip(inputs, readings, strict=True)):
+        for number, (given, plan) in enumerate(zip(inputs, plans, strict=True)):
             with _naming_task(number, of=len(inputs)):
                 scored.append(self._score(given, plan, attention))
         return [
@@ -293,49 +277,6 @@ class Reranker:
             for given, documents in zip(inputs, scored, strict=True)
         ]
 
-    def _plan(self, given: RerankInput) -> list[_Reading]:
-        windows = plan_windows(given, self._builder, self._window)
-        return [
-            _Reading(
-                window,
-                self._pass(window.prompt),
-                self._null_pass(window.prompt) if self._calibrate else None,
-            )
-            for window in windows
-        ]
-
-    def _pass(self, prompt: Prompt) -> _Pass:
-        rows = prompt.query_span
-        if self._strategy.rows == "instruction":
-            rows = (prompt.instruction_span[0], len(prompt.token_ids))
-        # Weights tell heads apart, so only a plain sum can be taken where they are captured.
-        probe = AttentionProbe(
-            self._heads or "all",
-            rows,
-            prompt.document_spans,
-            sum_heads=self._weights is None,
-        )
-        # No row looks past itself, so the prompt may end with the last of them.
-        request = CaptureRequest(prompt.token_ids[: rows[1]], probe)
-        return _Pass(pass_key(request, self.model.name), request)
-
-    def _null_pass(self, prompt: Prompt) -> _Pass:
-        null = self._pass(self._builder.null(prompt))
-        return replace(null, known=self._null_passes.get(null.key))
-
-    def _unread(self, readings: Sequence[list[_Reading]]) -> dict[bytes, CaptureRequest]:
-        """The passes to read, each once; remembered null passes need not be.
-
-        A query and its null pass go side by side, so that the engine computes the documents
-        before them once.
-        """
-        unread: dict[bytes, CaptureRequest] = {}
-        for reading in (r for plan in readings for r in plan):
-            unread.setdefault(reading.query.key, reading.query.request)
-            if reading.null is not None and reading.null.known is None:
-                unread.setdefault(reading.null.key, reading.null.request)
-        return unread
-
     async def _capture_unread(self, unread: dict[bytes, CaptureRequest]) -> list[Capture]:
         backend, requests = self._open.backend, list(unread.values())
         if not requests:
@@ -344,48 +285,10 @@ class Reranker:
             return await backend.acapture(requests)
         return await asyncio.to_thread(backend.capture, requests)
 
-    def _attention(
-        self,
-        readings: Sequence[list[_Reading]],
-        unread: dict[bytes, CaptureRequest],
-        captures: Sequence[Capture],
-    ) -> dict[bytes, np.ndarray]:
-        """Attention of each document token under each pass, summed over heads."""
-        attention = {
-            key: self._sum_heads(request, capture)
-            for (key, request), capture in zip(unread.items(), captures, strict=True)
-        }
-        for null in (r.null for plan in readings for r in plan if r.null is not None):
-            if null.known is None:
-                self._remember(null.key, attention[null.key])
-            else:
-                attention.setdefault(null.key, null.known)
-        return attention
-
-    def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:
-        expected = (1 if self._weights is None else len(self._weights), request.probe.num_columns)
-        if capture.values.shape != expected or self._heads not in (None, capture.heads):
-            raise IncompleteCaptureError(
-                f"the {self.model.backend} backend returned attention of shape "
-                f"{capture.values.shape} for heads {' '.join(map(str, capture.heads))}, but "
-                f"{request.probe.num_columns} tokens of the heads asked for were expected."
-            )
-        return aggregate_heads(capture.values, self._weights)
-
-    def _remember(self, key: bytes, attention: np.ndarray) -> None:
-        import numpy as np
-
-        if np.isfinite(attention).all():
-            self._null_passes.put(key, attention)
-
-    def _score(
-        self, given: RerankInput, readings: Sequence[_Reading], attention: dict[bytes, np.ndarray]
-    ) -> list[ScoredDocument]:
+    def _score(self, given: RerankInput, plan: Plan, attention: Attention) -> list[ScoredDocument]:
         scored = []
-        for reading in readings:
-            tokens = attention[reading.query.key]
-            if reading.null is not None:
-                tokens = calibrate(tokens, attention[reading.null.key])
+        for reading in plan:
+            tokens = reading.tokens(attention)
             prompt, start = reading.window.prompt, 0
             for place, offsets, truncated in zip(
                 reading.window.places, prompt.offsets, prompt.truncated, strict=True
@@ -393,7 +296,7 @@ class Reranker:
                 part = tokens[start : start + len(offsets)]
                 start += len(offsets)
                 _check_finite(part, place, given)
-                score = score_document(part, token_filter=self._strategy.token_filter)
+                score = score_document(part, token_filter=self._reader.filters_tokens)
                 scored.append(ScoredDocument(place, score, truncated, offsets))
         return scored
 

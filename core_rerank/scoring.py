@@ -26,7 +26,8 @@ class Strategy:
         heads: "selected" reads a head set, "all" every head of every layer.
         rows: the tokens that look: the query's text, or everything from the instruction to the
             end of the prompt.
-        token_filter: leave out tokens with abnormally low calibrated attention.
+        token_filter: leave out tokens with abnormally low calibrated attention; without
+            calibration there are none.
     """
 
     name: str

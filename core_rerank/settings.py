@@ -31,9 +31,9 @@ def check_window(window: object) -> Window:
 
 
 def check_settings(calibrate: object, max_tokens_per_doc: object) -> None:
-    """TypeError or ValueError unless ``calibrate`` is a bool and the other a count from 1."""
-    if not isinstance(calibrate, bool):
-        raise TypeError(f"calibrate must be True or False, not {calibrate!r}.")
+    """TypeError or ValueError unless they are True, False or None, and a count from 1."""
+    if not (calibrate is None or isinstance(calibrate, bool)):
+        raise TypeError(f"calibrate must be True, False or None, not {calibrate!r}.")
     if (
         isinstance(max_tokens_per_doc, bool)
         or not isinstance(max_tokens_per_doc, int)

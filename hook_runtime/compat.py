@@ -102,6 +102,22 @@ def _mapping_or_empty(value: object) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+class KernelSearchPass(str):
+    """A string for an engine's config: where that is unpickled, the search has been let pass.
+
+    vLLM's processes import the user's script again, and with it what the script imports; the
+    search comes before they look at anything else of ours.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[str], KernelSearchPass], tuple[str]]:
+        return _arrived, (str(self),)
+
+
+def _arrived(text: str) -> KernelSearchPass:
+    let_kernel_search_pass()
+    return KernelSearchPass(text)
+
+
 def starts_by_spawn() -> bool:
     """Whether vLLM's processes start afresh, importing the main script again."""
     if not symbol("vllm.envs", "VLLM_ENABLE_V1_MULTIPROCESSING"):

@@ -48,7 +48,7 @@ def engine_options(
     _check_extension(engine.get("worker_extension_cls"))
     engine["worker_cls"] = _worker(engine.get("worker_cls"), heads, programs)
     if compat.is_cpu():
-        compat.let_kernel_search_pass()
+        _let_kernel_search_pass(engine)
         _cpu_defaults(engine)
     outer = _hf_config(model, engine)
     config = outer.get_text_config()
@@ -122,6 +122,14 @@ def _check_extension(user: str | None) -> None:
             f"worker_extension_cls={user!r} cannot be combined with the runtime's worker: both "
             f"define {', '.join(clash)}. Rename them in {user}."
         )
+
+
+def _let_kernel_search_pass(engine: dict[str, Any]) -> None:
+    """Here, and in the engine's processes before they start a worker."""
+    compat.let_kernel_search_pass()
+    extra = engine.get("additional_config") or {}
+    if isinstance(extra, dict):
+        engine["additional_config"] = {**extra, "hook_runtime_start": compat.KernelSearchPass("")}
 
 
 def _cpu_defaults(engine: dict[str, Any]) -> None:

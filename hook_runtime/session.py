@@ -106,17 +106,17 @@ class Session:
             )
         if probe.heads != "all":
             self.model.check_heads(probe.heads)
-        elif size > self.max_num_batched_tokens:
-            raise ProbeError(
-                f"a probe of all heads needs its prompt in one prefill chunk: {size} tokens do not "
-                f"fit max_num_batched_tokens={self.max_num_batched_tokens}; raise it, or name the "
-                "heads."
-            )
-        elif size > self._max_chunk:
-            raise ProbeError(
-                f"a probe of all heads needs its prompt in one prefill chunk: {size} tokens do not "
-                f"fit long_prefill_token_threshold={self._max_chunk}; raise it, or name the heads."
-            )
+            return
+        limits = {
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "long_prefill_token_threshold": self._max_chunk,
+        }
+        for setting, limit in limits.items():
+            if size > limit:
+                raise ProbeError(
+                    f"a probe of all heads needs its prompt in one prefill chunk: {size} tokens do "
+                    f"not fit {setting}={limit}; raise it, or name the heads."
+                )
 
     def check_mixture(self, adapters: Sequence[Any]) -> None:
         """Raise UnsupportedVLLMError for what vLLM would compute with a wrong adapter.

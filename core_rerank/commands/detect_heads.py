@@ -53,6 +53,7 @@ class MethodName(StrEnum):
     QR = "qr"
     NDCG = "ndcg"
     WEIGHTED = "weighted"
+    SIGNED = "signed"
 
 
 class RowsName(StrEnum):
@@ -137,11 +138,11 @@ def detect_heads(
         typer.Option(
             "--method",
             help="core: contrastive score; qr: attention to positives; ndcg: greedy by ranking "
-            "gain; weighted: sparse weights.",
+            "gain; weighted: sparse weights; signed: such of either sign.",
         ),
     ] = MethodName.CORE,
     top: Annotated[
-        int, typer.Option("--top", "--k", min=1, help="How many heads (weighted: at most).")
+        int, typer.Option("--top", "--k", min=1, help="How many heads (weighted, signed: at most).")
     ] = DEFAULT_HEADS,
     temperature: Annotated[
         float, typer.Option("--temperature", help="Of the contrastive softmax.")

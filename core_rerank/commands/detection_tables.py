@@ -16,6 +16,7 @@ SHOWN = 16
 _SCORES = {
     "core": "Contrastive scores",
     "weighted": "Contrastive scores and weights",
+    "signed": "Contrastive scores and weights",
     "qr": "Attention to positives",
     "ndcg": "nDCG@10 of each head alone",
 }

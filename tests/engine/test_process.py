@@ -71,6 +71,29 @@ def test_a_running_event_loop_and_a_users_own_extension(smollm2_dir: Path, tmp_p
     assert "GREETING ['hello you from rank 0']" in done.stdout
 
 
+WITH_NUMBA = """
+import numba
+from hook_runtime import AttentionProbe, CaptureRequest, HookLLM
+
+if __name__ == "__main__":
+    with HookLLM({model!r}, layers=2, enforce_eager=True, max_model_len=256,
+                 kv_cache_memory_bytes=1 << 27) as llm:
+        probe = AttentionProbe(["1-0"], (6, 9), [(0, 5)])
+        (capture,) = llm.capture([CaptureRequest(tuple(range(20, 30)), probe)])
+        print("CAPTURED", capture.values.shape)
+"""
+
+
+def test_a_script_that_imports_numba_before_anything_else(
+    smollm2_dir: Path, tmp_path: Path
+) -> None:
+    """As bm25s does: vLLM's processes import it too, and vLLM 0.32 trips over an object in it."""
+    pytest.importorskip("numba")
+    done = run(WITH_NUMBA.format(model=str(smollm2_dir)), tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "CAPTURED (1, 5)" in done.stdout
+
+
 INTERRUPTED = """
 import os, signal, threading, time
 from hook_runtime import AttentionProbe, CaptureRequest, HookLLM

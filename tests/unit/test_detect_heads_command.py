@@ -94,12 +94,12 @@ def test_one_pass_then_any_method_without_an_engine(
     assert head_set.found_with["store_hash"] == AttentionStore.open("heads.store").digest()
     assert head_set.found_with["held_out_ndcg_at_10"] == "1.0000"
     assert (head_set.found_with["positives"], head_set.found_with["negatives"]) == ("24", "48")
-    for method in ("qr", "ndcg", "weighted"):
+    for method in ("qr", "ndcg", "weighted", "signed"):
         again = detect("--store", "heads.store", "--method", method, "--k", "2", "-o", "b.yaml")
         assert again.exit_code == 0, again.output
         found = HeadSet.from_yaml("b.yaml")
         assert (found.heads[0], found.method) == (PLANTED, method)
-        assert (found.weights is not None) == (method == "weighted")
+        assert (found.weights is not None) == (method in ("weighted", "signed"))
     assert starts == ["some/model"]
     same = detect(*MEASURE, "--k", "1", "-o", "heads.yaml")
     assert "all of them are in heads.store" in same.stderr

@@ -39,7 +39,7 @@ def backend(smollm2_dir: Path) -> PlantedBackend:
         ({"temperature": 0.0}, "temperature must be a number above 0, not 0.0"),
         ({"temperature": float("nan")}, "temperature must be a number above 0, not nan"),
         ({"max_layers": 0}, "max_layers must be at least 1, not 0"),
-        ({"method": "best"}, "method must be one of core, qr, ndcg, weighted, not 'best'"),
+        ({"method": "best"}, "method must be one of core, qr, ndcg, weighted, signed, not 'best'"),
     ],
 )
 def test_a_selection_is_checked_when_it_is_made(setting: dict[str, Any], message: str) -> None:
@@ -119,7 +119,7 @@ def test_the_head_set_says_where_it_comes_from(backend: PlantedBackend, tmp_path
     assert head_set.scores is not None
     assert head_set.scores[0] == pytest.approx(detection.scores[PLANTED], abs=1e-6)
     assert head_set.found_with["seed"] == "3"
-    assert head_set.found_with["calibrated"] == "true"
+    assert head_set.calibrate
     assert {"prompt_hash", "data_hash", "transformers"} <= set(head_set.found_with)
 
 

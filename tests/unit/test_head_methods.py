@@ -46,7 +46,7 @@ def test_every_method_finds_the_planted_heads(method: Method) -> None:
     given = planted()
     choice = choose(method, given, every(given), [2])[2]
     assert set(choice.heads) == {STRONG, PARTNER}
-    assert (choice.weights is not None) == (method == "weighted")
+    assert (choice.weights is not None) == (method in ("weighted", "signed"))
     ndcg, reciprocal = given.ranked(choice, every(given))
     assert ndcg.mean() > 0.95
     assert reciprocal.mean() > 0.95
@@ -134,14 +134,15 @@ def test_greedy_takes_the_head_that_adds_most_not_the_second_best() -> None:
     assert choose("ndcg", given, every(given), [2])[2].heads == (Head(1, 0), Head(3, 3))
 
 
-def test_weights_undo_a_difference_of_scale() -> None:
+@pytest.mark.parametrize("method", ["weighted", "signed"])
+def test_weights_undo_a_difference_of_scale(method: Method) -> None:
     """A head a thousand times as loud, and no better, must not drown the other."""
     values = noise(queries=200)
     values[:, 0, STRONG.layer, STRONG.head] += 0.1
     values[:, 0, PARTNER.layer, PARTNER.head] += 0.1
     values[..., PARTNER.layer, PARTNER.head] *= 1000
     given = evidence(values)
-    choice = choose("weighted", given, every(given), [2])[2]
+    choice = choose(method, given, every(given), [2])[2]
     assert choice.weights is not None
     weights = dict(zip(choice.heads, choice.weights, strict=True))
     assert weights[STRONG] / weights[PARTNER] == pytest.approx(1000, rel=0.4)
@@ -152,13 +153,33 @@ def test_weights_undo_a_difference_of_scale() -> None:
     )
 
 
-def test_weighted_uses_no_more_heads_than_allowed() -> None:
+@pytest.mark.parametrize("method", ["weighted", "signed"])
+def test_weights_use_no_more_heads_than_allowed(method: Method) -> None:
     given = evidence(noise(seed=8))
     for count in (1, 2, 3, 6):
-        choice = choose("weighted", given, every(given), [count])[count]
+        choice = choose(method, given, every(given), [count])[count]
         assert 1 <= len(choice.heads) <= count
         assert choice.weights is not None
-        assert min(choice.weights) > 0
+        assert min(choice.weights) > 0 or method == "signed"
+
+
+def test_signed_weights_take_away_what_a_document_attracts_whatever_is_asked() -> None:
+    """One head sees relevance and salience, another salience alone: their difference tells."""
+    generator = np.random.default_rng(1)
+    values = noise(queries=80)
+    salience = generator.random(values.shape[:2])
+    values[:, 0, STRONG.layer, STRONG.head] += 0.2
+    values[..., STRONG.layer, STRONG.head] += salience
+    values[..., PARTNER.layer, PARTNER.head] += salience
+    given = evidence(values)
+    signed = choose("signed", given, every(given), [2])[2]
+    assert signed.weights is not None
+    weights = dict(zip(signed.heads, signed.weights, strict=True))
+    assert weights[STRONG] == pytest.approx(-weights[PARTNER], rel=0.3)
+    assert abs(np.array(signed.weights)).mean() == pytest.approx(1, abs=1e-3)
+    weighted = choose("weighted", given, every(given), [2])[2]
+    gain = given.ranked(signed, every(given))[0] - given.ranked(weighted, every(given))[0]
+    assert gain.mean() > 0.1
 
 
 def test_the_gradient_is_that_of_the_loss() -> None:
@@ -206,7 +227,7 @@ def test_the_path_starts_empty_and_ends_where_nothing_is_to_be_gained() -> None:
     [
         ("core", 25, "cannot choose 25 heads of 24: core chooses 1 to 24"),
         ("qr", 0, "cannot choose 0 heads of 24"),
-        ("best", 1, "method must be one of core, qr, ndcg, weighted, not 'best'"),
+        ("best", 1, "method must be one of core, qr, ndcg, weighted, signed, not 'best'"),
     ],
 )
 def test_impossible_choices_are_refused(method: Method, count: int, message: str) -> None:

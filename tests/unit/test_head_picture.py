@@ -38,7 +38,7 @@ def detection(
     return find_heads(attention, Selection(count=count, method=method, temperature=0.1))
 
 
-@pytest.mark.parametrize("method", ["core", "qr", "ndcg", "weighted"])
+@pytest.mark.parametrize("method", ["core", "qr", "ndcg", "weighted", "signed"])
 def test_an_svg_names_axes_method_model_and_the_quality_by_number(
     method: Method, tmp_path: Path
 ) -> None:

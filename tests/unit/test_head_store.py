@@ -61,6 +61,21 @@ def test_a_store_holds_what_was_measured(backend: PlantedBackend, tmp_path: Path
     assert (plain.digest, again.digest) == ("", stored.digest)
 
 
+def test_views_of_larger_arrays_are_kept_as_they_look(
+    backend: PlantedBackend, tmp_path: Path
+) -> None:
+    measured = measure_attention(backend, labelled(1))
+    wide = np.random.default_rng(0).random((3, 2, *measured.query.shape[2:]), dtype=np.float32)
+    given = QueryAttention(
+        wide[:, 0], wide[:, 1], np.arange(1, 4, dtype=np.int32), wide[:, 0, 0, 0] > 2
+    )
+    store = AttentionStore.create(tmp_path, measured.measurement, [3])
+    store.put(0, given)
+    kept = store.get(0)
+    np.testing.assert_array_equal(kept.query, wide[:, 0])
+    np.testing.assert_array_equal(kept.null, wide[:, 1])
+
+
 def test_a_complete_store_asks_the_engine_nothing(backend: PlantedBackend, tmp_path: Path) -> None:
     first = measure_attention(backend, labelled(3), store=tmp_path)
     calls = backend.calls

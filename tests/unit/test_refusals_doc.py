@@ -17,6 +17,7 @@ from hook_runtime.errors import HookRuntimeError, UnsupportedModelError
 from hook_runtime.exchange import with_probe
 from hook_runtime.geometry import check_exact, read_geometry
 from hook_runtime.options import check_running, engine_options
+from hook_runtime.session import Session
 from hook_runtime.specs import AttentionProbe, CaptureRequest, Head, ModelInfo
 from hook_runtime.tracker import Tracker
 
@@ -75,6 +76,24 @@ def _embeddings() -> None:
     raise HookRuntimeError(rejected.reason)
 
 
+def _session(*, lora: bool = False, chunk: int = 0) -> Session:
+    scheduler = SimpleNamespace(
+        max_num_batched_tokens=9, max_num_seqs=4, long_prefill_token_threshold=chunk
+    )
+    config = SimpleNamespace(scheduler_config=scheduler, lora_config="set" if lora else None)
+    return Session(MODEL, config, [{"heads": [6] * 4}])
+
+
+def _adapter() -> None:
+    request = CaptureRequest(tuple(range(8)), PROBE)
+    _session().check(request, SimpleNamespace(lora_name="mine"))
+
+
+def _every_head(tokens: int, *, chunk: int = 0) -> Callable[[], object]:
+    request = CaptureRequest(tuple(range(tokens)), AttentionProbe("all", (3, 5), ((0, 2),)))
+    return lambda: _session(chunk=chunk).check(request)
+
+
 CASES: dict[str, Callable[[], object]] = {
     "kv_transfer_config": _option("kv_transfer_config", {"kv_connector": "X"}),
     "kv_offloading_size": _option("kv_offloading_size", 1.0),
@@ -99,6 +118,11 @@ CASES: dict[str, Callable[[], object]] = {
     "a span past the prompt's end": lambda: CaptureRequest((1, 2, 3), PROBE),
     "several completions (`n`)": lambda: with_probe(SimpleNamespace(n=2), "1", PROBE),
     "embeddings or images": _embeddings,
+    "a LoRA request where `enable_lora` is off": _adapter,
+    "all heads of a prompt longer than a step": _every_head(10),
+    "all heads of a prompt longer than a chunk": _every_head(9, chunk=5),
+    "with and without an adapter in one call": lambda: _session(lora=True).check_mixture([1, None]),
+    "without an adapter, to AsyncHookLLM": lambda: _session(lora=True).check_apart(None),
 }
 
 

@@ -179,7 +179,7 @@ def test_a_query_and_its_null_pass_are_neighbours(make: Make, backend: FakeBacke
         ({"window": 0}, ValueError, "window must be 'all' or a whole number"),
         ({"window": "some"}, ValueError, "window must be 'all' or a whole number"),
         ({"strategy": "best"}, ValueError, "strategy must be one of core, icr, qr, not 'best'"),
-        ({"calibrate": 1}, TypeError, "calibrate must be True or False"),
+        ({"calibrate": 1}, TypeError, "calibrate must be True, False or None"),
         ({"max_tokens_per_doc": 0}, ValueError, "max_tokens_per_doc must be a whole number from 1"),
         (
             {"backend": "jax"},
@@ -247,6 +247,17 @@ def test_a_head_sets_weights_weigh_its_heads(make: Make, backend: FakeBackend) -
     )
     plain = make(heads=head_set(window=1)).rerank("cat mat", DOCUMENTS)
     assert [d.score for d in plain] != pytest.approx([d.score for d in calibrated])
+
+
+def test_a_head_set_says_whether_to_calibrate(make: Make, backend: FakeBackend) -> None:
+    raw = make(heads=head_set(weights=(2.0, -0.5), window=1, calibrate=False))
+    ranking = raw.rerank("cat mat", DOCUMENTS, explain=True)
+    assert len(backend.batches[-1]) == len(DOCUMENTS)  # no null pass
+    assert all(token.kept for document in ranking for token in document.token_scores or ())
+    make(heads=head_set(weights=(2.0, -0.5), window=1, calibrate=False), calibrate=True).rerank(
+        "cat mat", DOCUMENTS
+    )
+    assert len(backend.batches[-1]) == 2 * len(DOCUMENTS)
 
 
 def test_weights_do_not_reach_a_strategy_that_reads_every_head(

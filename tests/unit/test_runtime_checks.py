@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -203,6 +205,18 @@ def test_vllm_starts_in_a_process_that_has_loaded_numba() -> None:
     dispatcher = pytest.importorskip("vllm.triton_utils.dispatcher", reason="vLLM without one")
     compat.let_kernel_search_pass()
     dispatcher._rebind_kernels([(object(), object())])
+
+
+def test_a_config_takes_that_to_the_processes_it_is_sent_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(compat, "let_kernel_search_pass", lambda: calls.append(1))
+    config = {"start": compat.KernelSearchPass("")}
+    for _ in range(2):  # the engine's process, and from there the workers'
+        config = pickle.loads(pickle.dumps(config))
+    assert len(calls) == 2
+    assert json.dumps(config) == '{"start": ""}'
 
 
 def session(*, device: str = "cpu", lora: bool = False, chunk: int = 0) -> Session:

@@ -1,0 +1,163 @@
+"""What the engine is asked for a rerank, and what its answers say of each document token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hook_runtime.errors import IncompleteCaptureError
+from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
+
+from .calibration import NullPassMemory, pass_key
+from .heads import Window
+from .inputs import RerankInput
+from .prompt import Prompt, PromptBuilder
+from .scoring import Strategy, aggregate_heads, calibrate
+from .windows import WindowPrompt, plan_windows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Attention = dict[bytes, "np.ndarray"]
+"""Attention summed over heads, float64 [document tokens], by the key of the pass it was read in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One prefill to read, and the key under which its attention is found.
+
+    ``known`` is that attention where it is remembered, float64 [document tokens].
+    """
+
+    key: bytes
+    request: CaptureRequest
+    known: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A window's prompt, read under the query and, if calibrated, under the null query."""
+
+    window: WindowPrompt
+    query: Pass
+    null: Pass | None
+
+    def tokens(self, attention: Attention) -> np.ndarray:
+        """What each document token of the window scores, float64 [document tokens]."""
+        read = attention[self.query.key]
+        return read if self.null is None else calibrate(read, attention[self.null.key])
+
+
+Plan = list[Reading]
+"""All that is read for one query."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassReader:
+    """Plans the passes of a rerank and reads their captures.
+
+    Attributes:
+        heads: None means every head of every layer.
+        weights: one per head, or None for a plain sum.
+        null_passes: attention under the null query, remembered from one rerank to the next.
+    """
+
+    builder: PromptBuilder
+    model: ModelInfo
+    strategy: Strategy
+    heads: tuple[Head, ...] | None
+    weights: tuple[float, ...] | None
+    window: Window
+    calibrated: bool
+    null_passes: NullPassMemory
+
+    @property
+    def filters_tokens(self) -> bool:
+        """Whether abnormally low tokens are left out: calibration is what makes them so."""
+        return self.strategy.token_filter and self.calibrated
+
+    def plan(self, given: RerankInput) -> Plan:
+        """The windows of one query's documents and the passes over each."""
+        return [
+            Reading(
+                window,
+                self._pass(window.prompt),
+                self._null_pass(window.prompt) if self.calibrated else None,
+            )
+            for window in plan_windows(given, self.builder, self.window)
+        ]
+
+    def unread(self, plans: Iterable[Plan]) -> dict[bytes, CaptureRequest]:
+        """The passes to read, each once; remembered null passes need not be.
+
+        A query and its null pass go side by side, so that the engine computes the documents
+        before them once.
+        """
+        unread: dict[bytes, CaptureRequest] = {}
+        for reading in (r for plan in plans for r in plan):
+            unread.setdefault(reading.query.key, reading.query.request)
+            if reading.null is not None and reading.null.known is None:
+                unread.setdefault(reading.null.key, reading.null.request)
+        return unread
+
+    def attention(
+        self,
+        plans: Iterable[Plan],
+        unread: Mapping[bytes, CaptureRequest],
+        captures: Sequence[Capture],
+    ) -> Attention:
+        """Attention of each document token under each pass; ``captures`` are those of ``unread``.
+
+        Raises:
+            IncompleteCaptureError: a capture has not the shape asked for.
+        """
+        attention = {
+            key: self._sum_heads(request, capture)
+            for (key, request), capture in zip(unread.items(), captures, strict=True)
+        }
+        for null in _null_passes(plans):
+            if null.known is None:
+                self._remember(null.key, attention[null.key])
+            else:
+                attention.setdefault(null.key, null.known)
+        return attention
+
+    def _pass(self, prompt: Prompt) -> Pass:
+        rows = prompt.query_span
+        if self.strategy.rows == "instruction":
+            rows = (prompt.instruction_span[0], len(prompt.token_ids))
+        # Weights tell heads apart, so only a plain sum can be taken where they are captured.
+        probe = AttentionProbe(
+            self.heads or "all",
+            rows,
+            prompt.document_spans,
+            sum_heads=self.weights is None,
+        )
+        # No row looks past itself, so the prompt may end with the last of them.
+        request = CaptureRequest(prompt.token_ids[: rows[1]], probe)
+        return Pass(pass_key(request, self.model.name), request)
+
+    def _null_pass(self, prompt: Prompt) -> Pass:
+        null = self._pass(self.builder.null(prompt))
+        return replace(null, known=self.null_passes.get(null.key))
+
+    def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:
+        expected = (1 if self.weights is None else len(self.weights), request.probe.num_columns)
+        if capture.values.shape != expected or self.heads not in (None, capture.heads):
+            raise IncompleteCaptureError(
+                f"the {self.model.backend} backend returned attention of shape "
+                f"{capture.values.shape} for heads {' '.join(map(str, capture.heads))}, but "
+                f"{request.probe.num_columns} tokens of the heads asked for were expected."
+            )
+        return aggregate_heads(capture.values, self.weights)
+
+    def _remember(self, key: bytes, attention: np.ndarray) -> None:
+        import numpy as np
+
+        if np.isfinite(attention).all():
+            self.null_passes.put(key, attention)
+
+
+def _null_passes(plans: Iterable[Plan]) -> Iterator[Pass]:
+    return (r.null for plan in plans for r in plan if r.null is not None)
