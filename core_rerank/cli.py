@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from .commands.config import config
 from .commands.demo import demo
 from .commands.detect_heads import detect_heads
 from .commands.doctor import doctor
@@ -33,6 +34,7 @@ app.command()(doctor)
 app.command()(models)
 app.command()(index)
 app.command()(search)
+app.add_typer(config, name="config")
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from . import compat
+from .async_programs import AsyncPrograms
+from .conductor import MAX_CAPTURE_BYTES
+from .desk import CONFIG, configured
 from .errors import ClosedError, EngineDeadError
 from .exchange import merge_ranks, one_token, per_prompt
 from .fetcher import Fetcher
 from .gate import Gate
 from .guard import refuse_unguarded_script
-from .hooked import Hooked, Steps
+from .hooked import Call
 from .options import EngineOptions, check_running, engine_options
 from .router import Router
 from .session import Ask, Submission, engine_alive, probed_request
 from .specs import AttentionProbe, Capture, CaptureRequest, Head
 
+T = TypeVar("T")
 TRIES = 4
 """A request is computed again where its prefix was not captured, or where the shadow was grown for
 another caller meanwhile."""
@@ -30,8 +35,10 @@ POLL_S = 0.005
 """How often to look whether there is room for a probe of all heads."""
 
 
-class AsyncHookLLM(Hooked):
-    """vLLM's ``AsyncLLM`` with an attention probe on any request. Made by ``await start(...)``.
+class AsyncHookLLM(AsyncPrograms):
+    """vLLM's ``AsyncLLM`` with an attention probe or a program on any request.
+
+    Made by ``await start(...)``.
 
     Callers need not know of each other: their requests share the engine's batches, whatever heads
     they read. Cancelling a call cancels its requests in the engine. Use from one event loop.
@@ -40,8 +47,9 @@ class AsyncHookLLM(Hooked):
     other prompt is being prefilled, and others wait for it meanwhile.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, max_capture_bytes: int = MAX_CAPTURE_BYTES) -> None:
         """Use ``start``."""
+        self._begin_programs(max_capture_bytes)
         self.engine = engine
         self._closed = False
         self._requests = itertools.count()
@@ -55,11 +63,14 @@ class AsyncHookLLM(Hooked):
     @classmethod
     async def start(
         cls,
-        model: str,
+        model: str | None = None,
         *,
         heads: Iterable[Any] | None = None,
         layers: int | Literal["auto"] | None = None,
         name: str | None = None,
+        config: str | Path | None = None,
+        programs: bool | None = None,
+        max_capture_bytes: int = MAX_CAPTURE_BYTES,
         **engine: Any,
     ) -> AsyncHookLLM:
         """Start the engine, which takes the event loop until it is there.
@@ -71,14 +82,19 @@ class AsyncHookLLM(Hooked):
         compat.check_version()
         refuse_unguarded_script()
         chosen = tuple(Head.parse(h) for h in heads) if heads is not None else ()
-        options = engine_options(model, chosen, layers, engine, data_parallel=True)
+        model, programs = configured(model, config, programs, engine)
+        options = engine_options(
+            model, chosen, layers, engine, data_parallel=True, programs=programs
+        )
         arguments = compat.symbol("vllm.engine.arg_utils", "AsyncEngineArgs")
         running = compat.symbol("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args(
             arguments(model=model, **options.engine)
         )
-        made = cls(running)
+        made = cls(running, max_capture_bytes)
         try:
             await made._prepare(name or model, options, chosen)
+            if config is not None:
+                await made.load_program(CONFIG, config, default=True)
         except BaseException:
             await made.close()
             raise
@@ -90,22 +106,6 @@ class AsyncHookLLM(Hooked):
     def tokenizer(self) -> Any:
         """The model's Hugging Face tokenizer."""
         return self._tokenizer
-
-    async def generate(
-        self, prompt: Any, sampling_params: Any = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        """vLLM's ``AsyncLLM.generate``, with a request id of its own where none is given."""
-        self._check_open()
-        self._session.check_whole()
-        if sampling_params is None:
-            sampling_params = await self._default_params()
-        kwargs.setdefault("request_id", self._request_id())
-        async with self._prefills.passing() as prefilled:
-            self._check_open()
-            with engine_alive():
-                async for output in self.engine.generate(prompt, sampling_params, **kwargs):
-                    prefilled()
-                    yield output
 
     async def capture(
         self,
@@ -176,7 +176,7 @@ class AsyncHookLLM(Hooked):
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        for fetcher in self._fetchers:
+        for fetcher in (*self._fetchers, self._states_fetcher):
             await fetcher.close()
         self.engine.shutdown()
 
@@ -187,6 +187,15 @@ class AsyncHookLLM(Hooked):
         await self.close()
 
     # ------------------------------------------------------------ one request
+
+    async def _stream(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        kwargs.setdefault("request_id", self._request_id())
+        async with self._prefills.passing() as prefilled:
+            self._check_open()
+            with engine_alive():
+                async for output in self.engine.generate(prompt, sampling_params, **kwargs):
+                    prefilled()
+                    yield output
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
@@ -254,10 +263,19 @@ class AsyncHookLLM(Hooked):
                     session.leave_cache(submission)
                 if "incomplete" not in result:
                     return output, session.capture(request, result, ended, attempt)
-                ask = ask._replace(params=one_token())
+                ask = self._once_more(ask)
             return output, session.capture(request, result, output, TRIES)
         finally:
             left_engine.set()
+
+    def _once_more(self, ask: Ask) -> Ask:
+        """Only to capture; what its program reads is known from the first try."""
+        run = ask.run
+        if run is not None and self._conductor is not None:
+            run = self._conductor.again(run)
+            if run is not None:
+                self._dropped_runs.append(run.run_id)
+        return ask._replace(params=one_token(), run=run)
 
     async def _submit(self, submission: Submission) -> tuple[int, Any]:
         """The engine that ran the request, and its final output.
@@ -334,8 +352,8 @@ class AsyncHookLLM(Hooked):
         if asyncio.iscoroutine(self._tokenizer):
             self._tokenizer = await self._tokenizer
 
-    async def _perform(self, steps: Steps) -> None:
-        with contextlib.suppress(StopIteration):
+    async def _perform(self, steps: Generator[Call, list[Any], T]) -> T:
+        try:
             call = next(steps)
             while True:
                 try:
@@ -344,6 +362,8 @@ class AsyncHookLLM(Hooked):
                     call = steps.throw(error)
                 else:
                     call = steps.send(answers)
+        except StopIteration as done:
+            return done.value
 
     async def _ensure_held(self, requests: Sequence[CaptureRequest]) -> None:
         if self._session.to_hold(requests) is None:

@@ -305,3 +305,55 @@ def _wrap_v2_dispatch(manager: Any, modes: Any, capturing: Callable[[], bool]) -
         return chosen
 
     manager.dispatch = dispatch
+
+
+# ---------------------------------------------------------------- the residual stream
+
+STREAM_LAYERS = (
+    "Gemma2DecoderLayer",
+    "Gemma3DecoderLayer",
+    "GraniteDecoderLayer",
+    "LlamaDecoderLayer",
+    "MistralDecoderLayer",
+    "Qwen2DecoderLayer",
+    "Qwen3DecoderLayer",
+    "TransformerBlock",
+)
+"""Classes whose ``forward`` gives out the residual stream, whole or as a pair that adds up to it;
+others (Cohere's) give out pairs that do not. Phi-3 uses Llama's."""
+
+
+def gives_out_the_stream(layer: Any) -> bool:
+    """Whether a decoder layer's output is known to be the residual stream."""
+    owner = next(c for c in type(layer).__mro__ if "forward" in vars(c))
+    return owner.__module__.startswith("vllm.") and owner.__name__ in STREAM_LAYERS
+
+
+def engine_identity() -> int:
+    """Tells the engine whose step is running from others in this process."""
+    context = symbol("vllm.forward_context", "get_forward_context")()
+    return id(attribute(context, "no_compile_layers"))
+
+
+def identity_of(vllm_config: Any) -> int:
+    """What ``engine_identity`` gives within a step of this engine."""
+    return id(attribute(vllm_config.compilation_config, "static_forward_context"))
+
+
+def is_compiled(vllm_config: Any) -> bool:
+    """Whether the model runs through torch.compile, with no Python between its layers."""
+    modes = symbol("vllm.config", "CompilationMode")
+    return vllm_config.compilation_config.mode != modes.NONE
+
+
+def cut_graphs_at(vllm_config: Any, operation: str) -> None:
+    """Make piecewise graphs end at the operation, so that it runs in Python."""
+    operations = getattr(vllm_config.compilation_config, "splitting_ops", None)
+    if operations and operation not in operations:
+        operations.append(operation)
+
+
+def splits_tokens(vllm_config: Any) -> bool:
+    """Whether ranks hold different tokens of the residual stream (sequence parallelism)."""
+    passes = getattr(vllm_config.compilation_config, "pass_config", None)
+    return bool(getattr(passes, "enable_sp", False))

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from . import compat
+from .conductor import MAX_CAPTURE_BYTES, Run, with_program, with_salt
+from .desk import CONFIG, configured
 from .errors import ClosedError, IncompleteCaptureError, ProbeError
 from .exchange import merge_ranks, one_token, per_prompt
 from .guard import refuse_unguarded_script
-from .hooked import Hooked, Steps
+from .hooked import Call
 from .options import check_running, engine_options
-from .session import Ask, Submission, engine_alive, probed_request
+from .session import Ask, Submission, engine_alive, probed_request, token_ids
 from .specs import AttentionProbe, Capture, CaptureRequest, Head
+from .sync_programs import SyncPrograms
 
+T = TypeVar("T")
 MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
 
 
@@ -40,17 +45,22 @@ class _Ordinary:
 _NONE = _Ordinary()
 
 
-class HookLLM(Hooked):
-    """vLLM's ``LLM`` with an attention probe on any request.
+class HookLLM(SyncPrograms):
+    """vLLM's ``LLM`` with an attention probe or a program on any request.
 
     Args:
-        model: Hugging Face id or local folder.
+        model: Hugging Face id or local folder; None takes it from ``config``, with its revision.
         heads: heads to hold from the start; vLLM's KV cache leaves room for them. Others asked
             for later are added then, memory permitting, which empties the captured prefix cache.
             None waits for the first capture.
         layers: None loads the whole model; ``"auto"`` loads and runs only the layers up to the
             last of ``heads``; a number keeps that many. A cut engine captures but cannot generate.
         name: the model's name in `ModelInfo`; defaults to ``model``.
+        config: path of a program's config (see `hook_runtime.config`): requests that name no other
+            program run it.
+        programs: compile the model with doors to its residual stream, which programs on hidden
+            states need, unless the engine runs eagerly; None does so where ``config`` needs it.
+        max_capture_bytes: the most that the programs of one call may read.
         **engine: any argument of ``vllm.LLM``. Defaults are vLLM's, except on a CPU, where
             ``kv_cache_memory_bytes`` is bounded and ``block_size`` is 32 (see `options`).
 
@@ -65,26 +75,34 @@ class HookLLM(Hooked):
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         *,
         heads: Iterable[Any] | None = None,
         layers: int | Literal["auto"] | None = None,
         name: str | None = None,
+        config: str | Path | None = None,
+        programs: bool | None = None,
+        max_capture_bytes: int = MAX_CAPTURE_BYTES,
         **engine: Any,
     ) -> None:
         compat.check_version()
         refuse_unguarded_script()
         chosen = tuple(Head.parse(h) for h in heads) if heads is not None else ()
-        options = engine_options(model, chosen, layers, engine)
+        model, programs = configured(model, config, programs, engine)
+        options = engine_options(model, chosen, layers, engine, programs=programs)
         self._lock = threading.RLock()
         self._closed = False
         self._leftover: list[str] = []  # captures of interrupted batches, to be dropped
+        self._leftover_runs: list[str] = []
+        self._begin_programs(max_capture_bytes)
         self.llm = compat.symbol("vllm", "LLM")(model=model, **options.engine)
         try:
             compat.wake_when_engine_dies(self.llm.llm_engine.engine_core)
             vllm_config = self.llm.llm_engine.vllm_config
             check_running(vllm_config)
             self._perform(self._install(vllm_config, name or model, options, chosen))
+            if config is not None:
+                self.load_program(CONFIG, config, default=True)
         except BaseException:
             self.close()
             raise
@@ -97,16 +115,12 @@ class HookLLM(Hooked):
         self._check_open()
         return self.llm.get_tokenizer()
 
-    def generate(
-        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = False, **kwargs: Any
-    ) -> list[Any]:
-        """vLLM's ``LLM.generate``, unchanged; refused on an engine with layers cut off."""
-        self._check_open()
+    def _generate(self, prompts: Any, sampling_params: Any, **kwargs: Any) -> list[Any]:
         self._session.check_whole()
         with self._lock:
             self._check_open()
             with self._tidied_after_interrupt(()):
-                return self.llm.generate(prompts, sampling_params, use_tqdm=use_tqdm, **kwargs)
+                return self.llm.generate(prompts, sampling_params, **kwargs)
 
     def capture(
         self,
@@ -162,26 +176,9 @@ class HookLLM(Hooked):
             sampling_params = self.llm.get_default_sampling_params()
         params = per_prompt(sampling_params, len(prompts), "sampling parameters")
         adapters = per_prompt(lora_request, len(prompts), "LoRA requests")
-        chosen = {i: p for i, p in enumerate(probes) if p is not None}
-        others = [i for i, p in enumerate(probes) if p is None]
         with self._lock:
             self._check_open()
-            tokenizer = self.tokenizer
-            asks = [
-                Ask(probed_request(prompts[i], probe, tokenizer), params[i], adapters[i])
-                for i, probe in chosen.items()
-            ]
-            ordinary = _Ordinary(
-                *([given[i] for i in others] for given in (list(prompts), params, adapters))
-            )
-            self._check(asks, ordinary)
-            self._ensure_held(ask.request for ask in asks)
-            outputs, captures = self._run(asks, ordinary, progress)
-        by_prompt: list[Capture | None] = [None] * len(prompts)
-        for i, capture in zip(chosen, captures, strict=True):
-            by_prompt[i] = capture
-        ordered = dict(zip([*chosen, *others], outputs, strict=True))
-        return Probed([ordered[i] for i in range(len(prompts))], by_prompt)
+            return self._probe(prompts, probes, params, adapters, {}, progress)
 
     def stats(self) -> list[dict[str, int]]:
         """What each worker's side of the runtime keeps: requests followed, results, blocks, ..."""
@@ -205,6 +202,37 @@ class HookLLM(Hooked):
         self.close()
 
     # ------------------------------------------------------------ one batch
+
+    def _probe(
+        self,
+        prompts: Sequence[Any],
+        probes: Sequence[AttentionProbe | None],
+        params: Sequence[Any],
+        adapters: Sequence[Any],
+        runs: Mapping[int, Run],
+        progress: bool,
+    ) -> Probed:
+        """One engine batch; ``runs`` are the programs, by prompt."""
+        chosen = {i: p for i, p in enumerate(probes) if p is not None}
+        others = [i for i, p in enumerate(probes) if p is None]
+        tokenizer = self.tokenizer
+        asks = [
+            Ask(probed_request(prompts[i], p, tokenizer), params[i], adapters[i], runs.get(i))
+            for i, p in chosen.items()
+        ]
+        ordinary = _Ordinary(
+            [_salted(prompts[i], runs.get(i), tokenizer) for i in others],
+            [with_program(params[i], runs[i]) if i in runs else params[i] for i in others],
+            [adapters[i] for i in others],
+        )
+        self._check(asks, ordinary)
+        self._ensure_held(ask.request for ask in asks)
+        outputs, captures = self._run(asks, ordinary, progress)
+        by_prompt: list[Capture | None] = [None] * len(prompts)
+        for i, capture in zip(chosen, captures, strict=True):
+            by_prompt[i] = capture
+        ordered = dict(zip([*chosen, *others], outputs, strict=True))
+        return Probed([ordered[i] for i in range(len(prompts))], by_prompt)
 
     def _check(self, asks: Sequence[Ask], ordinary: _Ordinary) -> None:
         for ask in asks:
@@ -230,7 +258,13 @@ class HookLLM(Hooked):
         for i in again:
             if results[i].get("stale"):
                 session.leave_cache(sent[i])
-            batch = [session.submission(asks[i]._replace(params=one_token()), fresh=True)]
+            ask = asks[i]._replace(params=one_token())
+            if ask.run is not None and self._conductor is not None:
+                once_more = self._conductor.again(ask.run)
+                ask = ask._replace(run=once_more)
+                if once_more is not None:
+                    self._leftover_runs.append(once_more.run_id)
+            batch = [session.submission(ask, fresh=True)]
             _, (results[i],) = self._submit(batch, _NONE, False)
         redone = set(again)
         captures = [
@@ -314,8 +348,8 @@ class HookLLM(Hooked):
         if heads is not None:
             self._perform(self._hold(heads))
 
-    def _perform(self, steps: Steps) -> None:
-        with contextlib.suppress(StopIteration):
+    def _perform(self, steps: Generator[Call, list[Any], T]) -> T:
+        try:
             call = next(steps)
             while True:
                 try:
@@ -324,7 +358,16 @@ class HookLLM(Hooked):
                     call = steps.throw(error)
                 else:
                     call = steps.send(answers)
+        except StopIteration as done:
+            return done.value
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this HookLLM is closed; create a new one.")
+
+
+def _salted(prompt: Any, run: Run | None, tokenizer: Any) -> Any:
+    """The prompt as vLLM takes it; one with a program as token ids, apart in the prefix cache."""
+    if run is None:
+        return prompt
+    return with_salt({"prompt_token_ids": list(token_ids(prompt, tokenizer))}, run)

@@ -18,7 +18,8 @@ class Call(NamedTuple):
 
 
 Steps = Generator[Call, list[Any], None]
-"""Calls to make one after another; each is answered with what the workers returned."""
+"""Calls to make one after another; each is answered with what the workers returned. The engine's
+``_perform`` gives what the generator returns at its end."""
 
 
 class Hooked:

@@ -32,6 +32,7 @@ def engine_options(
     given: dict[str, Any],
     *,
     data_parallel: bool = False,
+    programs: bool = False,
 ) -> EngineOptions:
     """Check and complete the engine arguments; see `HookLLM` for what they mean.
 
@@ -45,7 +46,7 @@ def engine_options(
             "Use AsyncHookLLM or ThreadedHookLLM (backend='vllm-async' of a Reranker)."
         )
     _check_extension(engine.get("worker_extension_cls"))
-    engine["worker_cls"] = _worker(engine.get("worker_cls"), heads)
+    engine["worker_cls"] = _worker(engine.get("worker_cls"), heads, programs)
     if compat.is_cpu():
         _let_kernel_search_pass(engine)
         _cpu_defaults(engine)
@@ -60,6 +61,8 @@ def engine_options(
             logger.info("all %d layers are kept: %s", config.num_hidden_layers, obstacle)
         else:
             raise UnsupportedVLLMError(f"layers={layers!r} is not possible: {obstacle}.")
+    if programs:
+        _name_in_cache_key(engine, "doors")
     return EngineOptions(engine, config.num_hidden_layers)
 
 
@@ -100,10 +103,10 @@ def _refuse_modes(engine: dict[str, Any]) -> None:
             )
 
 
-def _worker(user: str | None, heads: Sequence[Head]) -> str:
+def _worker(user: str | None, heads: Sequence[Head], programs: bool) -> str:
     from .worker import worker_name
 
-    return worker_name(None if user in (None, "auto") else user, heads)
+    return worker_name(None if user in (None, "auto") else user, heads, programs)
 
 
 def _check_extension(user: str | None) -> None:
@@ -181,10 +184,15 @@ def _cut_layers(engine: dict[str, Any], config: Any, kept: int) -> None:
     dummy = str(engine.get("load_format") or "auto") == "dummy"
     engine["load_format"] = FIRST_LAYERS_DUMMY if dummy else FIRST_LAYERS
     engine["hf_overrides"] = {**(engine.get("hf_overrides") or {}), **first_layers(config, kept)}
-    # The last layer is not compiled whole: vLLM's compile cache must tell this engine from
-    # one of as many full layers, and this is the one setting that reaches its key.
+    _name_in_cache_key(engine, "reads only")
+
+
+def _name_in_cache_key(engine: dict[str, Any], what: str) -> None:
+    """The model is not compiled as it stands: vLLM's compile cache must tell it from one that is,
+    and this is the one setting that reaches its key."""
     extra = dict(engine.get("additional_config") or {})
-    engine["additional_config"] = {**extra, "hook_runtime": "reads only"}
+    names = [*filter(None, [extra.get("hook_runtime")]), what]
+    engine["additional_config"] = {**extra, "hook_runtime": ", ".join(names)}
 
 
 def raise_refusal(installed: list[dict[str, Any]]) -> None:

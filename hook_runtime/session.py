@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import compat, memory
+from .conductor import Run, with_program, with_salt
 from .errors import (
     EngineDeadError,
     IncompleteCaptureError,
@@ -26,11 +27,13 @@ from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
 
 class Ask(NamedTuple):
-    """A probed request, vLLM's ``SamplingParams`` for it, and its ``LoRARequest`` or None."""
+    """A probed request, vLLM's ``SamplingParams`` for it, its ``LoRARequest`` or None, and the run
+    of a program or None."""
 
     request: CaptureRequest
     params: Any
     adapter: Any = None
+    run: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ class Session:
 
         ``fresh`` keeps the request to a cache of its own, so that all of it is computed.
         """
-        request, params, adapter = ask
+        request, params, adapter, run = ask
         capture_id = str(next(self._ids))
         everything = request.probe.heads == "all"
         salt = "hook_runtime/all" if everything else f"hook_runtime/{self._generation}"
@@ -192,6 +195,8 @@ class Session:
             "cache_salt": f"{salt}/{capture_id}" if fresh else salt,
         }
         carried = with_probe(params, capture_id, request.probe)
+        if run is not None:
+            prompt, carried = with_salt(prompt, run), with_program(carried, run)
         return Submission(capture_id, request, prompt, carried, adapter, self._generation)
 
     def capture(
@@ -250,17 +255,22 @@ def shadow_arguments(heads: Iterable[Head], anyway: bool = False) -> tuple[list[
 
 def probed_request(prompt: Any, probe: AttentionProbe, tokenizer: Any) -> CaptureRequest:
     """A prompt of text or token ids, with its probe."""
+    return CaptureRequest(token_ids(prompt, tokenizer), probe)
+
+
+def token_ids(prompt: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Of a prompt that is text or token ids; ProbeError for any other."""
     if isinstance(prompt, str):
-        return CaptureRequest(tuple(tokenizer(prompt)["input_ids"]), probe)
+        return tuple(tokenizer(prompt)["input_ids"])
     if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
         others = sorted(set(prompt) - {"prompt_token_ids", "prompt"})
         if others:
             raise ProbeError(
                 f"a probed prompt holds token ids only, but this one has {', '.join(others)}."
             )
-        return CaptureRequest(tuple(prompt["prompt_token_ids"]), probe)
+        return tuple(prompt["prompt_token_ids"])
     if isinstance(prompt, Sequence) and all(isinstance(t, int) for t in prompt):
-        return CaptureRequest(tuple(prompt), probe)
+        return tuple(prompt)
     raise ProbeError(f"a probed prompt must be text or token ids, not {type(prompt).__name__}.")
 
 

@@ -58,6 +58,36 @@ def _span(value: object, what: str) -> Span:
     )
 
 
+def parse_heads(value: Any) -> tuple[Head, ...]:
+    """Heads as ``Head.parse`` reads them; ProbeError where there are none, or one comes twice."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ProbeError(f"heads must be a list of heads such as ['15-7'], not {value!r}.")
+    heads = tuple(Head.parse(h) for h in value)
+    if not heads:
+        raise ProbeError("heads is empty: name at least one head, such as '15-7'.")
+    if len(set(heads)) != len(heads):
+        raise ProbeError(f"a head is named twice in {' '.join(map(str, heads))}.")
+    return heads
+
+
+def parse_layers(value: Any) -> tuple[int, ...] | Literal["all"]:
+    """``"all"``, a layer number or several; ProbeError where there are none, or one comes twice."""
+    if value == "all":
+        return "all"
+    given = [value] if isinstance(value, int) else value
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ProbeError(f"layers must be 'all' or a list of numbers, not {value!r}.")
+    layers = tuple(given)
+    if not layers:
+        raise ProbeError("layers is empty: name at least one, or 'all'.")
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+            raise ProbeError(f"not a layer: {layer!r}. Expected a number, counted from zero.")
+    if len(set(layers)) != len(layers):
+        raise ProbeError(f"a layer is named twice in {list(layers)}.")
+    return layers
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionProbe:
     """Which attention to read during one request's prefill; the generation is untouched.
@@ -84,14 +114,7 @@ class AttentionProbe:
 
     def __post_init__(self) -> None:
         if self.heads != "all":
-            if isinstance(self.heads, str) or not isinstance(self.heads, Iterable):
-                raise ProbeError(f"heads must be 'all' or a list of heads, not {self.heads!r}.")
-            heads = tuple(Head.parse(h) for h in self.heads)
-            if not heads:
-                raise ProbeError("heads is empty: name at least one head, such as '15-7'.")
-            if len(set(heads)) != len(heads):
-                raise ProbeError(f"a head is named twice in {' '.join(map(str, heads))}.")
-            object.__setattr__(self, "heads", heads)
+            object.__setattr__(self, "heads", parse_heads(self.heads))
         object.__setattr__(self, "query_span", _span(self.query_span, "query_span"))
         if isinstance(self.spans, str) or not isinstance(self.spans, Iterable):
             raise ProbeError(f"spans must be a list of spans, not {self.spans!r}.")

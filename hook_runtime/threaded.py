@@ -6,10 +6,14 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .async_engine import AsyncHookLLM
+from .desk import DEFAULT, ProgramInfo
 from .errors import ClosedError
+from .programmed import Performed
+from .programs import Program
 from .specs import Capture, CaptureRequest, ModelInfo
 
 T = TypeVar("T")
@@ -22,7 +26,7 @@ class ThreadedHookLLM:
     ``data_parallel_size`` among them.
     """
 
-    def __init__(self, model: str, **arguments: Any) -> None:
+    def __init__(self, model: str | None = None, **arguments: Any) -> None:
         """Start the engine and wait until it is there; errors are those of `AsyncHookLLM`."""
         self._lock = threading.Lock()
         self._closed = False
@@ -73,6 +77,39 @@ class ThreadedHookLLM:
         self._check_open()
         work = self.hooked.capture(requests, lora_request=lora_request)
         return await asyncio.wrap_future(self._submit(work))
+
+    def perform(self, prompt: Any, program: Any = DEFAULT, *args: Any, **how: Any) -> Performed:
+        """As ``AsyncHookLLM.perform``."""
+        self._check_open()
+        return self._wait(self.hooked.perform(prompt, program, *args, **how))
+
+    async def aperform(
+        self, prompt: Any, program: Any = DEFAULT, *args: Any, **how: Any
+    ) -> Performed:
+        """As ``perform``, awaited on the caller's own loop; cancelling it cancels the request."""
+        self._check_open()
+        work = self.hooked.perform(prompt, program, *args, **how)
+        return await asyncio.wrap_future(self._submit(work))
+
+    def load_program(
+        self, name: str, program: Program | str | Path, *, default: bool = False
+    ) -> None:
+        """As ``AsyncHookLLM.load_program``."""
+        self._check_open()
+        self._wait(self.hooked.load_program(name, program, default=default))
+
+    def unload_program(self, name: str) -> None:
+        """As ``AsyncHookLLM.unload_program``."""
+        self._check_open()
+
+        async def unload() -> None:
+            self.hooked.unload_program(name)
+
+        self._wait(unload())
+
+    def list_programs(self) -> list[ProgramInfo]:
+        """The programs that are loaded."""
+        return self.hooked.list_programs()
 
     def close(self) -> None:
         """Stop the engine and free its memory; further calls raise ClosedError."""

@@ -20,6 +20,7 @@ from . import (
 from .capture import CaptureState
 from .errors import HookRuntimeError
 from .memory import shadow_share
+from .program_state import Doors, ProgramState
 from .specs import Head
 
 _PREFIX = "Worker_"
@@ -29,7 +30,17 @@ class HookMixin:
     """Goes before a vLLM worker class; all its own names start with ``hook_runtime_``."""
 
     hook_runtime_heads: tuple[Head, ...] = ()
+    hook_runtime_programs: bool = False
     hook_runtime_state: CaptureState | None = None
+    hook_runtime_doors: Doors | None = None
+    hook_runtime_program_state: ProgramState | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """The worker's own, and the doors to the residual stream, before anything is compiled."""
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        if self.hook_runtime_programs:
+            worker: Any = self
+            self.hook_runtime_doors = Doors(worker.model_runner, worker.vllm_config, True)
 
     def determine_available_memory(self) -> int:
         """vLLM's figure for the KV cache, less what the shadow of the first heads takes beside it.
@@ -79,6 +90,41 @@ class HookMixin:
             return {"needed": needed, "free": free}
         return {"bytes": state.shadow_heads(wanted)}
 
+    def hook_runtime_open(self) -> dict[str, Any]:
+        """Carry out programs from now on. ``refusal`` says why hidden states stay out of reach."""
+        worker: Any = self
+        runner, config = worker.model_runner, worker.vllm_config
+        geometry = self._hook_runtime().geometry
+        if self.hook_runtime_doors is None:
+            self.hook_runtime_doors = Doors(runner, config, False)
+        if self.hook_runtime_program_state is None:
+            self.hook_runtime_program_state = ProgramState(
+                config,
+                runner,
+                worker.device,
+                geometry,
+                self.hook_runtime_doors,
+            )
+        return {
+            "refusal": self.hook_runtime_doors.refusal,
+            "hidden_size": int(compat.hf_text_config(config).hidden_size),
+            "head_dim": max(g.head_dim for g in geometry.values()),
+        }
+
+    def _hook_runtime_programs(self) -> ProgramState:
+        assert self.hook_runtime_program_state is not None, "hook_runtime_open comes first"
+        return self.hook_runtime_program_state
+
+    def hook_runtime_hold(self, vectors: list[dict[str, Any]], drop: list[str]) -> None:
+        """Hold these vectors for programs, and no longer those with these digests."""
+        self._hook_runtime_programs().hold(vectors, drop)
+
+    def hook_runtime_states(self, asked: list[list[Any]], unwanted: list[str]) -> list[Any]:
+        """What programs read, by ``[run id, end]``; see ``ProgramResults.take``."""
+        results = self._hook_runtime_programs().results
+        results.discard(unwanted)
+        return results.take(asked)
+
     def hook_runtime_take(self, capture_ids: list[str], unwanted: list[str]) -> list[Any]:
         """Finished captures in the order asked for; what is unwanted is dropped."""
         results = self._hook_runtime().results
@@ -87,12 +133,16 @@ class HookMixin:
 
     def hook_runtime_stats(self) -> dict[str, int]:
         """Sizes of everything the runtime keeps here; see ``CaptureState.stats``."""
-        return self._hook_runtime().stats()
+        programs = self.hook_runtime_program_state
+        return self._hook_runtime().stats() | (programs.stats() if programs else {})
 
 
-def worker_name(user_worker: str | None, heads: Iterable[Head]) -> str:
-    """Qualified name of a worker that starts with room for ``heads``, for ``worker_cls``."""
-    made_of = {"worker": user_worker, "heads": [list(h) for h in heads]}
+def worker_name(user_worker: str | None, heads: Iterable[Head], programs: bool = False) -> str:
+    """Qualified name of a worker that starts with room for ``heads``, for ``worker_cls``.
+
+    ``programs`` opens the residual stream of a model that is compiled.
+    """
+    made_of = {"worker": user_worker, "heads": [list(h) for h in heads], "programs": programs}
     return f"{__name__}.{_PREFIX}{json.dumps(made_of).encode().hex()}"
 
 
@@ -101,7 +151,11 @@ def _worker_class(name: str) -> type:
     made_of = json.loads(bytes.fromhex(name.removeprefix(_PREFIX)))
     base = compat.worker_class(made_of["worker"])
     heads = tuple(Head(*h) for h in made_of["heads"])
-    return type(name, (HookMixin, base), {"hook_runtime_heads": heads})
+    return type(
+        name,
+        (HookMixin, base),
+        {"hook_runtime_heads": heads, "hook_runtime_programs": made_of["programs"]},
+    )
 
 
 def __getattr__(name: str) -> Any:

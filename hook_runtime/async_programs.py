@@ -1,0 +1,239 @@
+"""The programs of AsyncHookLLM: requests of many callers, each with its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .conductor import Conductor, Run, states_of, with_program, with_salt
+from .desk import DEFAULT
+from .exchange import one_token
+from .fetcher import Fetcher
+from .hooked import Call
+from .probes import States
+from .program_work import Work, chat_prompt
+from .programmed import Performed, Programmed, reading_of
+from .programs import Program
+from .session import Ask
+from .specs import AttentionProbe, Capture, CaptureRequest
+
+T = TypeVar("T")
+
+
+class AsyncPrograms(Programmed):
+    """What `AsyncHookLLM` does with programs; the engine itself is the subclass's."""
+
+    def _begin_programs(self, max_capture_bytes: int) -> None:
+        super()._begin_programs(max_capture_bytes)
+        self._loading = asyncio.Lock()
+        self._ends: dict[str, int] = {}
+        self._dropped_runs: list[str] = []
+        self._states_fetcher = Fetcher(self._take_states)
+
+    # ------------------------------------------------------------ the public side
+
+    async def load_program(
+        self, name: str, program: Program | str | Path, *, default: bool = False
+    ) -> None:
+        """As ``HookLLM.load_program``, while requests run: those under way end as they began."""
+        self._check_open()
+        async with self._loading:
+            await self._perform(self._loaded(name, program, default))
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any = None, *, program: Any = DEFAULT, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """vLLM's ``AsyncLLM.generate``, with a request id of its own where none is given.
+
+        ``program`` is as in ``HookLLM.generate``. What it read is there for ``analyze`` and
+        ``reading`` once the last output has been taken; ProgramError comes then, if at all. An
+        attention probe in the program needs ``perform``.
+        """
+        self._check_open()
+        self._session.check_whole()
+        if sampling_params is None:
+            sampling_params = await self._default_params()
+        (plan,) = self._desk.pick(program, 1)
+        if plan.empty:
+            async for output in self._stream(prompt, sampling_params, **kwargs):
+                yield output
+            return
+        if plan.attention is not None:
+            done = await self.perform(prompt, program, sampling_params, **kwargs)
+            yield done.output
+            return
+        conductor = await self._ready()
+        work = Work.of(prompt, plan, None, sampling_params, None, self.tokenizer, conductor)
+        conductor.check_sizes([work.size])
+        async with self._running(work, conductor) as run:
+            assert run is not None
+            sent = with_salt({"prompt_token_ids": list(work.tokens)}, run)
+            final = None
+            async for output in self._stream(sent, with_program(sampling_params, run), **kwargs):
+                if output.finished:
+                    final = output  # held back until the program is known to be carried out
+                else:
+                    yield output
+            if final is None:
+                return
+            self._keep(work, final, None, await self._states(run, final))
+            yield final
+
+    async def chat(
+        self,
+        messages: Any,
+        sampling_params: Any = None,
+        *,
+        program: Any = DEFAULT,
+        lora_request: Any = None,
+        **template: Any,
+    ) -> AsyncIterator[Any]:
+        """As ``generate``, for a conversation; ``template`` goes to ``apply_chat_template``."""
+        prompt = chat_prompt(messages, self.tokenizer, template)
+        adapter = {} if lora_request is None else {"lora_request": lora_request}
+        async for output in self.generate(prompt, sampling_params, program=program, **adapter):
+            yield output
+
+    async def perform(
+        self,
+        prompt: Any,
+        program: Any = DEFAULT,
+        sampling_params: Any = None,
+        *,
+        probe: AttentionProbe | None = None,
+        lora_request: Any = None,
+    ) -> Performed:
+        """Generate under a program: the final output, and what was read.
+
+        Arguments and errors are those of ``HookLLM.perform``, for one prompt.
+        """
+        self._check_open()
+        if sampling_params is None and self.model.layers_kept < self.model.num_layers:
+            sampling_params = one_token()
+        else:
+            self._session.check_whole()
+        if sampling_params is None:
+            sampling_params = await self._default_params()
+        (plan,) = self._desk.pick(program, 1)
+        with self._call():
+            conductor = await self._ready()
+            work = Work.of(
+                prompt, plan, probe, sampling_params, lora_request, self.tokenizer, conductor
+            )
+            conductor.check_sizes([work.size])
+            async with self._running(work, conductor) as run:
+                output, capture = await self._output(work, run)
+                states = await self._states(run, output) if run is not None else ()
+            return self._keep(work, output, capture, states)
+
+    # ------------------------------------------------------------ one request
+
+    async def _ready(self) -> Conductor:
+        if self._conductor is None:
+            async with self._loading:
+                return await self._perform(self._opened())
+        return self._conductor
+
+    @contextlib.asynccontextmanager
+    async def _running(self, work: Work, conductor: Conductor) -> AsyncIterator[Run | None]:
+        """A run of the request's program; the workers hold its vectors until it ends."""
+        if work.program is None:
+            yield None
+            return
+        run = conductor.begin(work.program, len(work.tokens))
+        try:
+            async with self._loading:
+                await self._perform(self._sent([work.program]))
+            with self._discarded_on_error(run):
+                yield run
+        finally:
+            conductor.end_run(run)
+
+    @contextlib.contextmanager
+    def _discarded_on_error(self, run: Run) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            if not self._closed:
+                self._states_fetcher.discard(run.run_id)
+            raise
+
+    async def _output(self, work: Work, run: Run | None) -> tuple[Any, Capture | None]:
+        if work.probe is not None:
+            ask = Ask(CaptureRequest(work.tokens, work.probe), work.params, work.adapter, run)
+            self._check(ask)
+            await self._ensure_held([ask.request])
+            return await self._captured(ask, asyncio.Event())
+        prompt, params = work.prompt, work.params
+        if run is not None:
+            prompt = with_salt({"prompt_token_ids": list(work.tokens)}, run)
+            params = with_program(params, run)
+        final = None
+        async for output in self._stream(prompt, params, lora_request=work.adapter):
+            final = output
+        return final, None
+
+    async def _states(self, run: Run, output: Any) -> tuple[States, ...]:
+        generated = len(output.outputs[0].token_ids)
+        self._ends[run.run_id] = run.end(generated)
+        try:
+            workers = await self._states_fetcher.fetch(run.run_id)
+        finally:
+            self._ends.pop(run.run_id, None)
+        return states_of(workers, run, generated)
+
+    async def _take_states(
+        self, method: str, run_ids: list[str], unwanted: list[str]
+    ) -> list[list[dict[str, Any]]]:
+        """Of all engines: a worker of another one than the request's knows nothing of it."""
+        asked = [[run_id, self._ends.get(run_id, 0)] for run_id in run_ids]
+        dropped, self._dropped_runs = self._dropped_runs, []
+        return await self._rpc("hook_runtime_states", asked, [*unwanted, *dropped])
+
+    def _keep(
+        self, work: Work, output: Any, capture: Capture | None, states: tuple[States, ...]
+    ) -> Performed:
+        prompt = work.tokens or output.prompt_token_ids or ()
+        reading = reading_of(output, prompt, capture, work.probe, states)
+        self._desk.keep([(reading, work.analyzer)])
+        return Performed(output, reading)
+
+    # ------------------------------------------------------------ the subclass's
+
+    _closed: bool
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+
+    @abstractmethod
+    def _stream(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> AsyncIterator[Any]: ...
+
+    @abstractmethod
+    async def _captured(self, ask: Ask, left_engine: asyncio.Event) -> tuple[Any, Capture]: ...
+
+    @abstractmethod
+    async def _ensure_held(self, requests: list[CaptureRequest]) -> None: ...
+
+    @abstractmethod
+    async def _default_params(self) -> Any: ...
+
+    @abstractmethod
+    async def _perform(self, steps: Generator[Call, list[Any], T]) -> T: ...
+
+    @abstractmethod
+    async def _rpc(self, method: str, *args: Any) -> list[Any]: ...
+
+    @abstractmethod
+    def _call(self) -> contextlib.AbstractContextManager[None]: ...
+
+    @abstractmethod
+    def _check(self, ask: Ask) -> None: ...
+
+    @abstractmethod
+    def _check_open(self) -> None: ...

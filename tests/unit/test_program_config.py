@@ -1,0 +1,224 @@
+"""Configs: what they say, what is wrong with them, and what other packages add."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plugin import install_plugin, plugin_installed
+
+from hook_runtime.analyzers import AttentionMass, Projection, Reading
+from hook_runtime.config import json_schema, load_config
+from hook_runtime.errors import ConfigError, ProbeError
+from hook_runtime.interventions import AddVector, ScaleHeads
+from hook_runtime.probes import HeadOutputProbe, HiddenStateProbe, States
+from hook_runtime.programs import Program
+from hook_runtime.registry import find, names
+from hook_runtime.specs import AttentionProbe, Capture, Head
+from hook_runtime.templates import AttentionTemplate
+from hook_runtime.vectors import Vector
+
+ONES = np.ones(8, np.float32)
+WHOLE = """
+model: org/model
+revision: abc
+probes:
+  - {type: attention, heads: [3-5, "15-7"], spans: [[0, 4], [5, -2]]}
+  - {type: hidden_state, layers: [3, 10], positions: [3, 8]}
+  - {type: head_output, heads: [3-5], reduce: mean}
+interventions:
+  - {type: add_vector, layers: [4], vector: vectors/x.safetensors, coefficient: 3}
+  - {type: scale_heads, heads: [1-1], factor: 0, positions: generated, stop_step: 4}
+analyzer: {type: projection, vector: {file: vectors/x.safetensors, name: x}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from safetensors.numpy import save_file
+
+    (tmp_path / "vectors").mkdir()
+    save_file({"x": ONES}, tmp_path / "vectors" / "x.safetensors")
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "program.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_whole_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are relative to the file, wherever the process is."""
+    monkeypatch.chdir("/")
+    config = load_config(write(folder, WHOLE))
+    assert (config.model, config.revision) == ("org/model", "abc")
+    assert config.program == Program(
+        (
+            HiddenStateProbe([3, 10], positions=(3, 8)),
+            HeadOutputProbe(["3-5"], reduce="mean"),
+        ),
+        (
+            AddVector([4], ONES, 3),
+            ScaleHeads(["1-1"], 0, positions="generated", stop_step=4),
+        ),
+    )
+    assert config.attention == AttentionTemplate(["3-5", "15-7"], spans=((0, 4), (5, -2)))
+    assert config.analyzer == Projection(Vector(ONES))
+
+
+def test_json_says_the_same(folder: Path) -> None:
+    import yaml
+
+    text = json.dumps(yaml.safe_load(WHOLE))
+    assert load_config(write(folder, text, "a.json")) == load_config(write(folder, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("probes: []", "model: this key is needed"),
+        ("model: m\nprobs: []", "probs: there is no such key"),
+        (
+            "model: m\nprobes: [{type: hidden_states, layers: all}]",
+            r"probes\[0\]: type 'hidden_states' is not one of 'attention', 'head_output', "
+            "'hidden_state'",
+        ),
+        ("model: m\nprobes: [{layers: all}]", r"probes\[0\]: the key 'type' is needed"),
+        (
+            "model: m\nprobes: [{type: hidden_state, layers: all, positions: lastt}]",
+            r"probes\[0\]\.positions: .*'all', 'prompt', 'generated' or 'last'.*'lastt'",
+        ),
+        (
+            "model: m\nprobes: [{type: hidden_state, layers: [1, x]}]",
+            r"probes\[0\]\.layers\[1\]: .*integer.*'x'",
+        ),
+        (
+            "model: m\ninterventions: [{type: scale_heads, heads: [x]}]",
+            r"interventions\[0\]\.factor: this key is needed",
+        ),
+        (
+            "model: m\ninterventions: [{type: add_vector, layers: [1], vector: v.pt}]",
+            r"interventions\[0\]\.vector: vectors are read from \.safetensors files only",
+        ),
+        (
+            "model: m\ninterventions: [{type: ablate, layers: [1], vector: v.safetensors}]",
+            r"interventions\[0\]\.vector: there is no file",
+        ),
+        (
+            "model: m\ninterventions: "
+            "[{type: ablate, layers: [1], vector: {file: vectors/x.safetensors, name: y}}]",
+            r"interventions\[0\]\.vector: .* holds the tensors x, and 'y' is not there",
+        ),
+        (
+            "model: m\ninterventions: "
+            "[{type: add_vector, layers: [1], vector: vectors/x.safetensors, stop_step: 0}]",
+            r"interventions\[0\]: no step lies between",
+        ),
+        (
+            "model: m\nanalyzer: {type: nope}",
+            "analyzer: type 'nope' is not one of 'attention_mass'",
+        ),
+        (
+            "model: m\nprobes: [{type: attention, heads: all}, {type: attention, heads: all}]",
+            "one attention probe at most",
+        ),
+        ("model: [", "not valid YAML"),
+        ("- model", "the whole file"),
+    ],
+)
+def test_errors_name_file_key_and_what_is_allowed(folder: Path, text: str, says: str) -> None:
+    path = write(folder, text)
+    with pytest.raises(ConfigError, match=says) as raised:
+        load_config(path)
+    assert str(path) in str(raised.value)
+
+
+def test_files_that_are_no_configs(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends in \.yaml"):
+        load_config(write(folder, WHOLE, "program.toml"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(folder / "none.yaml")
+
+
+def test_the_schema_names_every_kind() -> None:
+    schema = json_schema()
+    text = json.dumps(schema)
+    for group in ("probes", "interventions", "analyzers"):
+        for name in names(group):  # type: ignore[arg-type]
+            assert f'"const": "{name}"' in text
+    assert schema["required"] == ["model"]
+    assert schema["additionalProperties"] is False
+
+
+def test_another_packages_kinds(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    text = """
+model: m
+probes: [{type: stream_norm, layers: all, positions: all}]
+interventions: [{type: shrink, layers: [2], factor: 0.25}]
+analyzer: {type: largest}
+"""
+    path = write(folder, text)
+    with pytest.raises(ConfigError, match="'stream_norm' is not one of"):
+        load_config(path)
+    with plugin_installed(install_plugin(tmp_path_factory.mktemp("plugin"))):
+        config = load_config(path)
+        (shrink,) = config.program.interventions
+        assert (shrink.kind, shrink.factor) == ("shrink", 0.25)  # type: ignore[attr-defined]
+        assert Program.from_wire(config.program.wire, {}) == config.program
+        assert '"const": "shrink"' in json.dumps(json_schema())
+    with pytest.raises(ProbeError, match="there is no intervention 'shrink'; there are ablate, "):
+        find("interventions", "shrink")
+
+
+# ---------------------------------------------------------------- the built-in analyzers
+
+
+def reading(**how: Any) -> Reading:
+    given: dict[str, Any] = {"attention": None, "probe": None, "states": ()}
+    return Reading("r", (1, 2, 3, 4, 5, 6), (7,), **{**given, **how})
+
+
+@pytest.mark.parametrize("reduction", ["tokens", "documents"])
+def test_attention_mass(reduction: Any) -> None:
+    probe = AttentionProbe(["0-0", "0-1"], (5, 6), ((0, 2), (3, 4)), reduction)
+    tokens = np.array([[0.1, 0.2, 0.5], [0.3, 0.2, 0.1]], np.float32)
+    values = tokens if reduction == "tokens" else np.array([[0.3, 0.5], [0.5, 0.1]], np.float32)
+    read = reading(attention=Capture((Head(0, 0), Head(0, 1)), values), probe=probe)
+    assert AttentionMass().analyze(read)["spans"] == pytest.approx([0.4, 0.3])
+    assert AttentionMass(normalize=True).analyze(read)["spans"] == pytest.approx([4 / 7, 3 / 7])
+    with pytest.raises(ProbeError, match="needs an attention probe"):
+        AttentionMass().analyze(reading())
+
+
+def test_projection() -> None:
+    values = np.array([[[3, 4], [6, 8]]], np.float32)
+    states = States(HiddenStateProbe([2], positions=(1, 3)), (1, 3), values)
+    found = Projection(Vector([0, 2])).analyze(reading(states=(states,)))
+    assert found == {"layers": [2], "positions": [1, 3], "values": [[4, 8]]}
+    with pytest.raises(ProbeError, match="there is no probe 1"):
+        Projection(Vector([0, 2]), probe=1).analyze(reading(states=(states,)))
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_line(folder: Path) -> None:
+    from typer.testing import CliRunner
+
+    from core_rerank.cli import app
+
+    cli = CliRunner()
+    right = write(folder, WHOLE)
+    wrong = write(folder, "model: m\nprobs: []", "wrong.yaml")
+    done = cli.invoke(app, ["config", "validate", str(right)])
+    assert done.exit_code == 0
+    assert "org/model, probes: 3, interventions: 2, analyzer: projection" in done.output
+    done = cli.invoke(app, ["config", "validate", str(wrong), str(right)])
+    assert done.exit_code == 1
+    assert "wrong.yaml: probs: there is no such key" in done.output
+    done = cli.invoke(app, ["config", "schema"])
+    assert json.loads(done.output) == json_schema()
