@@ -103,7 +103,7 @@ class AsyncHookLLM:
         self, prompt: Any, sampling_params: Any = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """vLLM's ``AsyncLLM.generate``, with a request id of its own where none is given."""
-        self._check_open()
+        self.check_open()
         self._session.check_whole()
         if sampling_params is None:
             sampling_params = await self._default_params()
@@ -121,7 +121,7 @@ class AsyncHookLLM:
         cancels the other requests of the call.
         """
         requests = list(requests)
-        self._check_open()
+        self.check_open()
         for request in requests:
             self._session.check(request)
         with self._call():
@@ -132,7 +132,7 @@ class AsyncHookLLM:
         self, prompt: Any, probe: AttentionProbe, sampling_params: Any = None
     ) -> tuple[Any, Capture]:
         """Generate as usual and capture: vLLM's final output, and what the probe read."""
-        self._check_open()
+        self.check_open()
         self._session.check_whole()
         if sampling_params is None:
             sampling_params = await self._default_params()
@@ -150,13 +150,13 @@ class AsyncHookLLM:
 
     async def check_health(self) -> None:
         """Raise EngineDeadError once vLLM's engine process is gone, ClosedError after ``close``."""
-        self._check_open()
+        self.check_open()
         with engine_alive():
             await self.engine.check_health()
 
     async def stats(self) -> list[dict[str, int]]:
         """What each worker's side of the runtime keeps: requests followed, results, blocks, ..."""
-        self._check_open()
+        self.check_open()
         return await self._rpc("hook_runtime_stats")
 
     async def close(self) -> None:
@@ -191,7 +191,7 @@ class AsyncHookLLM:
         except asyncio.CancelledError:
             if self._closed:
                 task.uncancel()
-                self._check_open()
+                self.check_open()
             raise
         finally:
             self._calls.discard(task)
@@ -350,7 +350,9 @@ class AsyncHookLLM:
             raise refusal
         self._session.now_holds(heads, workers)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise EngineDeadError where the engine's process is known to be gone, ClosedError after
+        ``close``."""
         if self._closed:
             raise ClosedError("this AsyncHookLLM is closed; start a new one.")
         if self.engine.errored:

@@ -65,6 +65,11 @@ class ThreadedHookLLM:
         self._check_open()
         return await asyncio.wrap_future(self._submit(self.hooked.capture(requests)))
 
+    def check_health(self) -> None:
+        """Raise EngineDeadError once vLLM's engine process is gone, ClosedError after ``close``."""
+        self._check_open()
+        self.hooked.check_open()
+
     def close(self) -> None:
         """Stop the engine and free its memory; further calls raise ClosedError."""
         with self._lock:
