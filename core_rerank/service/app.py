@@ -15,6 +15,7 @@ from core_rerank import __version__
 from .gate import Gate
 from .metrics import Metrics
 from .operations import operations_router
+from .page import page_router
 from .problems import install
 from .routes import RankRoutes
 from .settings import ServiceSettings
@@ -73,6 +74,7 @@ def create_app(
     install(app)
     app.include_router(RankRoutes(workload, settings).router)
     app.include_router(operations_router(workload, settings, metrics))
+    app.include_router(page_router())
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts))
     app.add_middleware(Gate, settings=settings, metrics=metrics)
     return app

@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from . import page
 from .errors import InferenceFailed, NoKey, ServiceError, TooLarge, TooSlow
 from .metrics import Metrics
 from .problems import Refused, answer, log_failure
@@ -20,7 +21,7 @@ from .settings import ServiceSettings
 
 log = logging.getLogger("core_rerank.service")
 
-OPEN_PATHS = ("/health", "/ready", "/ui")
+OPEN_PATHS = {"/health", "/ready", *page.PATHS}
 """Answered without a key: they tell nothing, and a page cannot send one when it loads."""
 BODY_TIMEOUT_S = 20.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
