@@ -58,12 +58,17 @@ class Running:
 
 
 @contextmanager
-def behind_socket(reranker: Reranker, **settings: Any) -> Iterator[Running]:
+def behind_socket(
+    reranker: Reranker, host: str = "127.0.0.1", any_host: bool = False, **settings: Any
+) -> Iterator[Running]:
     """A service in a thread; asked to stop afterwards, and joined."""
-    bound = listen("127.0.0.1", 0)
-    running = Running(f"http://127.0.0.1:{bound.getsockname()[1]}")
+    bound = listen(host, 0)
+    name = f"[{host}]" if ":" in host else host
+    running = Running(f"http://{name}:{bound.getsockname()[1]}")
     started = threading.Event()
-    service = Service(reranker, bound, ServiceSettings(**settings), started=started.set)
+    service = Service(
+        reranker, bound, ServiceSettings(**settings), any_host=any_host, started=started.set
+    )
 
     def run() -> None:
         with bound:

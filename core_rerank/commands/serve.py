@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +47,10 @@ def serve(
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
-        typer.Option("--allow-unauthenticated", help="Listen beyond this machine without a key."),
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Without a key, let everybody in: listen anywhere, under any name.",
+        ),
     ] = False,
     served_model_name: Annotated[
         list[str] | None,
@@ -123,30 +128,41 @@ def serve(
             )
         elif tensor_parallel_size > 1 or data_parallel_size > 1 or distributed_executor_backend:
             raise CommandError("several GPUs need --backend vllm.")
-        code = _serve(model, backend, options, settings, host, port, verbose)
+        with closing(_bound(host, port)) as bound:
+            code = _serve(model, backend, options, bound, settings, allow_unauthenticated, verbose)
     if code:
         raise typer.Exit(code)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Before the model is loaded: a port in use should not take minutes to be told."""
+    from core_rerank.service import listen
+
+    return listen(host, port)
 
 
 def _serve(
     model: str,
     backend: ServeBackend,
     options: dict[str, Any],
+    bound: socket.socket,
     settings: ServiceSettings,
-    host: str,
-    port: int,
+    any_host: bool,
     verbose: bool,
 ) -> int:
-    from core_rerank.service import Service, listen
+    from core_rerank.service import Service
 
-    bound = listen(host, port)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+    host, port = bound.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def tell() -> None:
+        say(f"Serving {model} on {address}")
+
     name = "vllm-async" if backend is ServeBackend.VLLM else backend.value
-    with bound, starting(model, name, options, verbose) as reranker:
+    with starting(model, name, options, verbose) as reranker:
         if verbose:
             _log_requests()
-        told = lambda: say(f"Serving {model} on {address}")  # noqa: E731
-        code = Service(reranker, bound, settings, started=told).run()
+        code = Service(reranker, bound, settings, any_host=any_host, started=tell).run()
         say("Stopped: the engine is gone." if code else "Stopped.")
     return code
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from core_rerank import __version__
 
@@ -25,15 +24,14 @@ if TYPE_CHECKING:
     from core_rerank.reranker import Reranker
 
 WATCH_S = 0.5
-ANY_HOST = ("*",)
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def create_app(
     reranker: Reranker,
     settings: ServiceSettings | None = None,
     *,
-    allowed_hosts: tuple[str, ...] = ANY_HOST,
+    allowed_hosts: Collection[str] | None = None,
     engine_died: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """A FastAPI application that ranks with ``reranker``, which stays the caller's to close.
@@ -41,8 +39,9 @@ def create_app(
     Args:
         reranker: with ``backend="vllm-async"`` requests share the engine's batches.
         settings: limits and keys.
-        allowed_hosts: what a request's Host header may name; a service without a key that listens
-            on loopback should have `LOCAL_HOSTS`, or web pages could reach it through a name.
+        allowed_hosts: what a request's Host header may name, or None for anything; a service
+            without a key that listens on loopback should have `LOCAL_HOSTS`, or web pages could
+            reach it through a name of their own.
         engine_died: called once when the engine is gone.
 
     ``app.state.workload`` is the `Workload`.
@@ -75,6 +74,5 @@ def create_app(
     app.include_router(RankRoutes(workload, settings).router)
     app.include_router(operations_router(workload, settings, metrics))
     app.include_router(page_router())
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts))
-    app.add_middleware(Gate, settings=settings, metrics=metrics)
+    app.add_middleware(Gate, settings=settings, metrics=metrics, allowed_hosts=allowed_hosts)
     return app

@@ -8,13 +8,14 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import page
-from .errors import InferenceFailed, NoKey, ServiceError, TooLarge, TooSlow
+from .errors import BadRequest, InferenceFailed, NoKey, ServiceError, TooLarge, TooSlow
 from .metrics import Metrics
 from .problems import Refused, answer, log_failure
 from .settings import ServiceSettings
@@ -30,8 +31,15 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 class Gate:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServiceSettings,
+        metrics: Metrics,
+        allowed_hosts: Collection[str] | None = None,
+    ) -> None:
         self._app = app
+        self._hosts = allowed_hosts
         self._settings = settings
         self._keys = [key.encode() for key in settings.api_keys]
         self._metrics = metrics
@@ -57,6 +65,7 @@ class Gate:
             await send(message)
 
         try:
+            self._check_host(headers)
             self._check_key(scope["path"], headers)
             self._check_length(headers)
             await self._app(scope, self._bounded(receive), with_id)
@@ -74,6 +83,20 @@ class Gate:
             self._metrics.seconds.labels(route).observe(seconds)
             log.info(
                 "%s %s %s %d %.0f ms", request_id, scope["method"], route, status, 1000 * seconds
+            )
+
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        if self._hosts is None:
+            return
+        try:
+            host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname
+        except ValueError:
+            host = None
+        if host not in self._hosts:
+            raise BadRequest(
+                "the Host header does not name this machine: without an API key only "
+                f"{', '.join(sorted(self._hosts))} may be asked for.",
+                field="Host",
             )
 
     def _check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:

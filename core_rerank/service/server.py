@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from .app import ANY_HOST, LOCAL_HOSTS, create_app
+from .app import LOCAL_HOSTS, create_app
 from .settings import ServiceSettings, is_loopback
 
 if TYPE_CHECKING:
@@ -52,17 +52,23 @@ class Service:
         bound: socket.socket,
         settings: ServiceSettings | None = None,
         *,
+        any_host: bool = False,
         started: Callable[[], None] = lambda: None,
     ) -> None:
-        """``started`` is called when requests are taken."""
+        """``started`` is called when requests are taken.
+
+        Without a key a service on loopback answers only those who ask this machine by its own
+        name or address, unless ``any_host``: as a proxy may pass another name on.
+        """
         settings = settings or ServiceSettings()
-        without_key = not settings.api_keys and is_loopback(bound.getsockname()[0])
+        address = bound.getsockname()[0]
+        local = is_loopback(address) and not settings.api_keys and not any_host
         self._engine_died = False
         self._bound = bound
         app = create_app(
             reranker,
             settings,
-            allowed_hosts=LOCAL_HOSTS if without_key else ANY_HOST,
+            allowed_hosts=LOCAL_HOSTS | {address} if local else None,
             engine_died=self._end,
         )
         self._workload: Workload = app.state.workload

@@ -274,8 +274,27 @@ def test_no_page_can_reach_a_service_without_a_key_by_another_name(smollm2_token
         )
         info = httpx.get(f"{running.url}/info")
     assert rebound.status_code == 400
+    assert rebound.json()["field"] == "Host"
     assert simple.status_code == 422  # a web page may send text, but no JSON, elsewhere unasked
     assert info.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1"])
+def test_every_loopback_address_answers_under_its_own_name(
+    smollm2_tokenizer: Any, host: str
+) -> None:
+    reranker, _ = fake_reranker(smollm2_tokenizer)
+    with behind_socket(reranker, host=host) as running:
+        assert httpx.get(f"{running.url}/info").status_code == 200
+        if host != "127.0.0.9":
+            port = running.url.rsplit(":", 1)[1]
+            shouted = httpx.get(f"{running.url}/info", headers={"Host": f"LOCALHOST:{port}"})
+            assert shouted.status_code == 200
+        for wrong in ("", "[", "localhost.evil.example", "evil.example:80"):
+            refused = httpx.get(f"{running.url}/info", headers={"Host": wrong})
+            assert refused.status_code == 400
+    with behind_socket(reranker, host=host, any_host=True) as running:
+        assert httpx.get(f"{running.url}/info", headers={"Host": "a.proxy"}).status_code == 200
 
 
 def test_request_ids(smollm2_tokenizer: Any) -> None:
