@@ -1,4 +1,4 @@
-"""The bodies of answers, one function a format."""
+"""The bodies of answers, one function a format; JSON has no NaN, and so they take none."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, FiniteFloat
 
 from core_rerank.types import RankedDocument, Ranking
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(ser_json_inf_nan="strings")  # never NaN: JSON has none
-
-
-class CohereResult(_Answer):
+class CohereResult(BaseModel):
     """Where a document was in the request, and its relevance from 0 to 1."""
 
     index: int
-    relevance_score: float
+    relevance_score: FiniteFloat
 
 
-class CohereMeta(_Answer):
+class CohereMeta(BaseModel):
     """What was done, and what the caller should know of it."""
 
     api_version: dict[str, str]
@@ -32,7 +28,7 @@ class CohereMeta(_Answer):
     warnings: list[str] | None = None
 
 
-class CohereV2Response(_Answer):
+class CohereV2Response(BaseModel):
     """Cohere v2's answer; it never holds a document's text."""
 
     id: str
@@ -40,29 +36,29 @@ class CohereV2Response(_Answer):
     meta: CohereMeta
 
 
-class TextOut(_Answer):
+class TextOut(BaseModel):
     """A document's text."""
 
     text: str
 
 
-class RerankResult(_Answer):
+class RerankResult(BaseModel):
     """One document of a ranking; ``truncated`` where the model read only its beginning."""
 
     index: int
-    relevance_score: float
+    relevance_score: FiniteFloat
     document: TextOut | None = None
     truncated: bool | None = None
 
 
-class Usage(_Answer):
+class Usage(BaseModel):
     """Tokens of the prompts that asked the query."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class RerankResponse(_Answer):
+class RerankResponse(BaseModel):
     """The answer of Jina, with vLLM's and infinity's ``id``."""
 
     id: str
@@ -72,23 +68,23 @@ class RerankResponse(_Answer):
     results: list[RerankResult]
 
 
-class TEIResult(_Answer):
+class TEIResult(BaseModel):
     """One item of TEI's bare array."""
 
     index: int
-    score: float
+    score: FiniteFloat
     text: str | None = None
 
 
-class ScoreItem(_Answer):
+class ScoreItem(BaseModel):
     """The score of one pair."""
 
     index: int
     object: str = "score"
-    score: float
+    score: FiniteFloat
 
 
-class ScoreResponse(_Answer):
+class ScoreResponse(BaseModel):
     """vLLM's answer, in the request's order."""
 
     id: str
@@ -99,7 +95,7 @@ class ScoreResponse(_Answer):
     usage: Usage
 
 
-class Problem(_Answer):
+class Problem(BaseModel):
     """An error, under the names that each client reads it by.
 
     Cohere's clients read ``message``, Jina's ``detail``, TEI's ``error`` and ``error_type``.

@@ -14,6 +14,7 @@ import pytest
 from services import DOCUMENTS, QUERY, call, fake_reranker, in_process
 
 from core_rerank import Reranker
+from core_rerank.service.responses import CohereResult, TEIResult
 
 ORDER = [1, 3]  # the two documents about tides, in either order
 
@@ -296,3 +297,11 @@ def test_openapi_describes_every_endpoint(reranker: Reranker) -> None:
     assert {"CohereV2Request", "RerankRequest", "TEIRequest", "ScoreRequest", "Problem"} <= set(
         schemas
     )
+
+
+def test_an_answer_takes_no_nan() -> None:
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="finite"):
+            CohereResult(index=0, relevance_score=value)
+        with pytest.raises(ValueError, match="finite"):
+            TEIResult(index=0, score=value)
