@@ -17,6 +17,7 @@ from .commands.evaluate import evaluate
 from .commands.first_stage import index, search
 from .commands.models import models
 from .commands.rerank import rerank
+from .commands.serve import serve
 
 app = typer.Typer(
     name="core-rerank",
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(rerank)
+app.command()(serve)
 app.command()(demo)
 app.command("detect-heads")(detect_heads)
 app.command("eval")(evaluate)

@@ -8,6 +8,7 @@ CoreRerankError
 ├── IndexFolderError (ValueError)        an index is damaged, or another corpus's or model's
 ├── NotFiniteError (ArithmeticError)     the engine returned NaN or infinity for a document
 ├── MissingDependencyError (ImportError) an extra is not installed; names the command
+├── RemoteError                          a rerank server refused, failed or did not answer
 └── ClosedError (hook_runtime's too)     a reranker was used after close()
 
 Arguments of a wrong type or value raise plain TypeError and ValueError; what the engine refuses
@@ -49,6 +50,17 @@ class NotFiniteError(CoreRerankError, ArithmeticError):
 
 class MissingDependencyError(CoreRerankError, ImportError):
     """An optional package is missing; names the command that installs it."""
+
+
+class RemoteError(CoreRerankError):
+    """A rerank server could not be reached, refused a request, or answered something else.
+
+    ``status`` is the HTTP status, or None without an answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ClosedError(CoreRerankError, _RuntimeClosedError):

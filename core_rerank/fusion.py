@@ -158,12 +158,11 @@ def fuse(
     items = sorted(ranking, key=lambda item: item.index)
     scores = fusion.fuse(first_stage, [item.score for item in items])
     best_first = sorted(items, key=lambda item: (-scores[item.index], item.index))
-    return Ranking(
-        ranking.query,
-        tuple(
+    return replace(
+        ranking,
+        documents=tuple(
             replace(item, score=scores[item.index], rank=rank)
             for rank, item in enumerate(best_first[:top_n], start=1)
         ),
-        ranking.model,
-        f"{ranking.strategy}+{fusion}",
+        strategy=f"{ranking.strategy}+{fusion}",
     )

@@ -12,20 +12,27 @@ from .types import DocId, Document
 
 @dataclass(frozen=True, slots=True)
 class RerankInput:
-    """One checked rerank: a query with text, documents, and an id or None for each."""
+    """One checked rerank: a query with text, documents, and an id or None for each.
+
+    ``max_tokens_per_doc`` is what this rerank asks for below the reranker's own limit.
+    """
 
     query: str
     documents: tuple[Document, ...]
     doc_ids: tuple[DocId | None, ...]
+    max_tokens_per_doc: int | None = None
 
 
-def check_input(query: Any, documents: Any, doc_ids: Any = None) -> RerankInput:
+def check_input(
+    query: Any, documents: Any, doc_ids: Any = None, max_tokens_per_doc: Any = None
+) -> RerankInput:
     """Check one rerank's arguments; ``doc_ids`` win over the documents' own ids.
 
     Raises:
         TypeError: the query is not a string, or ``documents`` is not an iterable of strings and
             ``Document``s; names the place and the type found.
-        ValueError: the query is blank, or there are too few, too many or equal ids.
+        ValueError: the query is blank, there are too few, too many or equal ids, or
+            ``max_tokens_per_doc`` is no count from 1.
     """
     if not isinstance(query, str):
         raise TypeError(f"query must be a string, not {_kind(query)}.")
@@ -46,7 +53,16 @@ def check_input(query: Any, documents: Any, doc_ids: Any = None) -> RerankInput:
             for item, doc_id in zip(items, ids, strict=True)
         )
     _check_ids(ids, may_be_none=doc_ids is None)
-    return RerankInput(query, checked, ids)
+    return RerankInput(query, checked, ids, check_max_tokens(max_tokens_per_doc))
+
+
+def check_max_tokens(count: Any) -> int | None:
+    """``max_tokens_per_doc`` as an int from 1, or None; ValueError otherwise."""
+    if count is None:
+        return None
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+        raise ValueError(f"max_tokens_per_doc must be a whole number from 1, not {count!r}.")
+    return int(count)
 
 
 def check_top_n(top_n: Any) -> int | None:

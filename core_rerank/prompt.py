@@ -93,7 +93,7 @@ class PromptBuilder:
             PromptError: the tokenizer is not a fast one, or its chat template drops the message.
         """
         self._limit = max_model_len - 1  # the engine generates one token
-        self._max_tokens_per_doc = max_tokens_per_doc
+        self.max_tokens_per_doc = max_tokens_per_doc
         prefix, suffix = _chat_frame(tokenizer)
         self._encoder = PlainTextEncoder(tokenizer, suffix)
         opening = tokenizer(prefix + OPENING, add_special_tokens=False)["input_ids"]
@@ -127,7 +127,7 @@ class PromptBuilder:
         return known
 
     def _tokenize_beginning(self, text: str) -> Segment:
-        enough = self._max_tokens_per_doc + _SPARE_TOKENS
+        enough = self.max_tokens_per_doc + _SPARE_TOKENS
         chars = enough * _CHARS_PER_TOKEN
         segment = self.tokenize(text[:chars])
         while chars < len(text) and len(segment.tokens) < enough:
@@ -135,23 +135,30 @@ class PromptBuilder:
             segment = self.tokenize(text[:chars])
         return segment
 
-    def build(self, query: str, documents: Sequence[str | Segment]) -> Prompt:
+    def build(
+        self,
+        query: str,
+        documents: Sequence[str | Segment],
+        max_tokens_per_doc: int | None = None,
+    ) -> Prompt:
         """The prompt that asks ``query`` about ``documents``.
 
-        A document over ``max_tokens_per_doc`` tokens is cut to that; if the prompt is then still
-        longer than the model allows, all documents are cut to one common length that fits. The
-        query and the suffix are never cut. Room is kept for the null query.
+        A document over ``max_tokens_per_doc`` tokens (the builder's, or the fewer asked for here)
+        is cut to that; if the prompt is then still longer than the model allows, all documents are
+        cut to one common length that fits. The query and the suffix are never cut. Room is kept
+        for the null query.
 
         Raises:
             PromptError: the query does not fit, or each document would be left with fewer than
-                ``MIN_TOKENS_PER_DOC`` tokens.
-            ValueError: there is no document, or a document or the query has no tokens.
+                ``MIN_TOKENS_PER_DOC`` tokens; or a document or the query has no tokens.
+            ValueError: there is no document.
         """
         asked = self.tokenize(query)
         segments = [d if isinstance(d, Segment) else self.tokenize_document(d) for d in documents]
         _check_texts(asked, segments)
         labels = [self._encoder.encode(f"[document {i + 1}]").ids for i in range(len(segments))]
-        cap = self._fit(asked, segments, labels)
+        longest = min(max_tokens_per_doc or self.max_tokens_per_doc, self.max_tokens_per_doc)
+        cap = self._fit(asked, segments, labels, longest)
 
         ids = list(self._opening)
         spans: list[Span] = []
@@ -191,19 +198,23 @@ class PromptBuilder:
         )
 
     def _fit(
-        self, query: Segment, segments: Sequence[Segment], labels: Sequence[Sequence[int]]
+        self,
+        query: Segment,
+        segments: Sequence[Segment],
+        labels: Sequence[Sequence[int]],
+        longest: int,
     ) -> int:
-        """Tokens that each document may keep."""
+        """Tokens that each document may keep, at most ``longest``."""
         asked = max(len(s.lead) + len(s.tokens) for s in (query, self._null))
         frame = len(self._opening) + len(self._instruction) + len(self._suffix) + asked
         around = [
             len(label) + len(segment.lead) + len(self._separator)
             for label, segment in zip(labels, segments, strict=True)
         ]
-        lengths = [min(len(s.tokens), self._max_tokens_per_doc) for s in segments]
+        lengths = [min(len(s.tokens), longest) for s in segments]
         room = self._limit - frame - sum(around)
         if sum(lengths) <= room:
-            return self._max_tokens_per_doc
+            return longest
         cap = _common_length(lengths, room)
         if cap >= MIN_TOKENS_PER_DOC:
             return cap
@@ -227,7 +238,7 @@ def _check_texts(query: Segment, documents: Sequence[Segment]) -> None:
     names = ("the query", *(f"document {i}" for i in range(len(documents))))
     for name, segment in zip(names, (query, *documents), strict=True):
         if not segment.tokens.ids:
-            raise ValueError(f"{name} has no text that the model's tokenizer knows.")
+            raise PromptError(f"{name} has no text that the model's tokenizer knows.")
 
 
 def _common_length(lengths: Sequence[int], room: int) -> int:

@@ -30,6 +30,7 @@ def build_ranking(
     strategy: str,
     top_n: int | None,
     explain: bool,
+    prompt_tokens: int,
 ) -> Ranking:
     """Best first, ties in input order; documents that were not read are blank and come last.
 
@@ -56,7 +57,7 @@ def build_ranking(
                 token_scores=tokens,
             )
         )
-    return Ranking(given.query, tuple(documents), model, strategy)
+    return Ranking(given.query, tuple(documents), model, strategy, prompt_tokens)
 
 
 def _token_scores(text: str, item: ScoredDocument | None) -> tuple[TokenScore, ...]:

@@ -138,9 +138,28 @@ class Reranker:
         return self._reader.window
 
     @property
+    def max_tokens_per_doc(self) -> int:
+        """Longer documents are cut to so many tokens."""
+        return self._reader.builder.max_tokens_per_doc
+
+    @property
     def strategy(self) -> str:
         """Name of the scoring strategy."""
         return self._strategy.name
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether calls that run at the same time share the engine, and cancelling frees it."""
+        return isinstance(self._open.backend, AsyncCaptureBackend)
+
+    def check_health(self) -> None:
+        """Raise ClosedError after ``close()``, EngineDeadError once an engine process is gone.
+
+        Quick, and asks the engine nothing.
+        """
+        self._check_open()
+        if isinstance(self._open.backend, AsyncCaptureBackend):
+            self._open.backend.check_health()
 
     def rerank(
         self,
@@ -150,6 +169,7 @@ class Reranker:
         doc_ids: Iterable[DocId] | None = None,
         top_n: int | None = None,
         explain: bool = False,
+        max_tokens_per_doc: int | None = None,
     ) -> Ranking:
         """Rank ``documents``, best first; all of them unless ``top_n`` says fewer.
 
@@ -159,6 +179,7 @@ class Reranker:
             doc_ids: one for each, all different; instead of the documents' own.
             top_n: how many to return, from 1.
             explain: give every document's `TokenScore`s.
+            max_tokens_per_doc: cut documents shorter than the reranker does; never longer.
 
         Raises:
             TypeError: the query is no string, or a document is neither a string nor a Document.
@@ -168,7 +189,7 @@ class Reranker:
             ClosedError: after ``close()``.
         """
         self._check_open()
-        given = check_input(query, documents, doc_ids)
+        given = check_input(query, documents, doc_ids, max_tokens_per_doc)
         return self._rerank([given], check_top_n(top_n), explain)[0]
 
     async def arerank(
@@ -179,6 +200,7 @@ class Reranker:
         doc_ids: Iterable[DocId] | None = None,
         top_n: int | None = None,
         explain: bool = False,
+        max_tokens_per_doc: int | None = None,
     ) -> Ranking:
         """As ``rerank``, leaving the event loop free meanwhile.
 
@@ -187,7 +209,7 @@ class Reranker:
         in threads.
         """
         self._check_open()
-        given = [check_input(query, documents, doc_ids)]
+        given = [check_input(query, documents, doc_ids, max_tokens_per_doc)]
         top_n = check_top_n(top_n)
         plans = await asyncio.to_thread(self._plan_all, given)
         unread = self._reader.unread(plans)
@@ -273,8 +295,9 @@ class Reranker:
                 strategy=self.strategy,
                 top_n=top_n,
                 explain=explain,
+                prompt_tokens=sum(len(reading.query.request.prompt_token_ids) for reading in plan),
             )
-            for given, documents in zip(inputs, scored, strict=True)
+            for given, plan, documents in zip(inputs, plans, scored, strict=True)
         ]
 
     async def _capture_unread(self, unread: dict[bytes, CaptureRequest]) -> list[Capture]:

@@ -1,7 +1,8 @@
-"""rerank(): one call, with engines and rerankers that the process keeps for the next one."""
+"""rerank() and arerank(): one call, with engines and rerankers kept for the next one."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,6 +56,34 @@ def rerank(
     except Exception as error:
         if _is_engine_failure(error):
             _let_go(reranker.backend, error)
+        raise
+
+
+async def arerank(
+    query: str,
+    documents: Documents,
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    doc_ids: Iterable[DocId] | None = None,
+    top_n: int | None = None,
+    explain: bool = False,
+    **settings: Any,
+) -> Ranking:
+    """As ``rerank``, leaving the event loop free meanwhile; see ``Reranker.arerank``."""
+    given = check_input(query, documents, doc_ids)
+    top_n = check_top_n(top_n)
+    reranker = await asyncio.to_thread(_shared, model, settings)
+    try:
+        return await reranker.arerank(
+            given.query,
+            given.documents,
+            doc_ids=None if doc_ids is None else given.doc_ids,  # pyright: ignore[reportArgumentType]
+            top_n=top_n,
+            explain=explain,
+        )
+    except Exception as error:
+        if _is_engine_failure(error):
+            await asyncio.to_thread(_let_go, reranker.backend, error)
         raise
 
 

@@ -69,12 +69,16 @@ class RankedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Ranking(Sequence[RankedDocument]):
-    """Documents from best to worst; an immutable sequence."""
+    """Documents from best to worst; an immutable sequence.
+
+    ``prompt_tokens`` counts the tokens of the prompts that asked the query.
+    """
 
     query: str
     documents: tuple[RankedDocument, ...]
     model: str
     strategy: str
+    prompt_tokens: int = field(default=0, compare=False)
 
     @overload
     def __getitem__(self, index: int) -> RankedDocument: ...

@@ -43,6 +43,9 @@ def plan_windows(
     kept = {i: s for i, s in enumerate(segments) if s is not None and s.tokens.ids}
     places = list(kept)
     return tuple(
-        WindowPrompt(chunk, builder.build(given.query, [kept[i] for i in chunk]))
+        WindowPrompt(
+            chunk,
+            builder.build(given.query, [kept[i] for i in chunk], given.max_tokens_per_doc),
+        )
         for chunk in split_windows(places, window)
     )

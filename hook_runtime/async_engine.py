@@ -121,7 +121,7 @@ class AsyncHookLLM(AsyncPrograms):
         ``enable_lora=True`` takes captures with a LoRA request only.
         """
         requests = list(requests)
-        self._check_open()
+        self.check_open()
         adapters = per_prompt(lora_request, len(requests), "LoRA requests")
         asks = [Ask(r, one_token(), a) for r, a in zip(requests, adapters, strict=True)]
         for ask in asks:
@@ -139,7 +139,7 @@ class AsyncHookLLM(AsyncPrograms):
         lora_request: Any = None,
     ) -> tuple[Any, Capture]:
         """Generate as usual and capture: vLLM's final output, and what the probe read."""
-        self._check_open()
+        self.check_open()
         self._session.check_whole()
         if sampling_params is None:
             sampling_params = await self._default_params()
@@ -158,13 +158,13 @@ class AsyncHookLLM(AsyncPrograms):
 
     async def check_health(self) -> None:
         """Raise EngineDeadError once vLLM's engine process is gone, ClosedError after ``close``."""
-        self._check_open()
+        self.check_open()
         with engine_alive():
             await self.engine.check_health()
 
     async def stats(self) -> list[dict[str, int]]:
         """What each worker's side of the runtime keeps: requests followed, results, blocks, ..."""
-        self._check_open()
+        self.check_open()
         return await self._rpc("hook_runtime_stats")
 
     async def close(self) -> None:
@@ -191,7 +191,7 @@ class AsyncHookLLM(AsyncPrograms):
     async def _stream(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> AsyncIterator[Any]:
         kwargs.setdefault("request_id", self._request_id())
         async with self._prefills.passing() as prefilled:
-            self._check_open()
+            self.check_open()
             with engine_alive():
                 async for output in self.engine.generate(prompt, sampling_params, **kwargs):
                     prefilled()
@@ -208,7 +208,7 @@ class AsyncHookLLM(AsyncPrograms):
         except asyncio.CancelledError:
             if self._closed:
                 task.uncancel()
-                self._check_open()
+                self.check_open()
             raise
         finally:
             self._calls.discard(task)
@@ -317,7 +317,7 @@ class AsyncHookLLM(AsyncPrograms):
         """
         budget = self._session.max_num_batched_tokens
         while True:
-            self._check_open()
+            self.check_open()
             prefilling, running = compat.in_flight(self.engine)
             if not prefilling and size + running <= budget:
                 return
@@ -377,7 +377,9 @@ class AsyncHookLLM(AsyncPrograms):
         self._session.check(ask.request, ask.adapter)
         self._session.check_apart(ask.adapter)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise EngineDeadError where the engine's process is known to be gone, ClosedError after
+        ``close``."""
         if self._closed:
             raise ClosedError("this AsyncHookLLM is closed; start a new one.")
         if self.engine.errored:

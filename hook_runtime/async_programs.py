@@ -40,7 +40,7 @@ class AsyncPrograms(Programmed):
         self, name: str, program: Program | str | Path, *, default: bool = False
     ) -> None:
         """As ``HookLLM.load_program``, while requests run: those under way end as they began."""
-        self._check_open()
+        self.check_open()
         async with self._loading:
             await self._perform(self._loaded(name, program, default))
 
@@ -53,7 +53,7 @@ class AsyncPrograms(Programmed):
         ``reading`` once the last output has been taken; ProgramError comes then, if at all. An
         attention probe in the program needs ``perform``.
         """
-        self._check_open()
+        self.check_open()
         self._session.check_whole()
         if sampling_params is None:
             sampling_params = await self._default_params()
@@ -111,7 +111,7 @@ class AsyncPrograms(Programmed):
 
         Arguments and errors are those of ``HookLLM.perform``, for one prompt.
         """
-        self._check_open()
+        self.check_open()
         if sampling_params is None and self.model.layers_kept < self.model.num_layers:
             sampling_params = one_token()
         else:
@@ -236,4 +236,4 @@ class AsyncPrograms(Programmed):
     def _check(self, ask: Ask) -> None: ...
 
     @abstractmethod
-    def _check_open(self) -> None: ...
+    def check_open(self) -> None: ...

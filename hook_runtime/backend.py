@@ -40,3 +40,7 @@ class AsyncCaptureBackend(CaptureBackend, Protocol):
     async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
         """As ``capture``, from any event loop; cancelling it cancels the requests."""
         ...
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError once the engine's process is gone, ClosedError after ``close``."""
+        ...

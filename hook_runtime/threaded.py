@@ -111,6 +111,11 @@ class ThreadedHookLLM:
         """The programs that are loaded."""
         return self.hooked.list_programs()
 
+    def check_health(self) -> None:
+        """Raise EngineDeadError once vLLM's engine process is gone, ClosedError after ``close``."""
+        self._check_open()
+        self.hooked.check_open()
+
     def close(self) -> None:
         """Stop the engine and free its memory; further calls raise ClosedError."""
         with self._lock:

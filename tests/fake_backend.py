@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hook_runtime.errors import ClosedError
+from hook_runtime.errors import ClosedError, EngineDeadError
 from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
 
 if TYPE_CHECKING:
@@ -79,3 +80,30 @@ class FakeBackend:
         heads = every if request.probe.heads == "all" else request.probe.heads
         values = np.stack([self._attention(request, head) for head in heads]).astype(np.float32)
         return Capture(heads, values.sum(0, keepdims=True) if request.probe.sum_heads else values)
+
+
+class SharedFakeBackend(FakeBackend):
+    """As an engine whose callers share its batches: takes ``seconds`` for each, and can die."""
+
+    def __init__(self, tokenizer: Any, *, seconds: float = 0.0, **arguments: Any) -> None:
+        super().__init__(tokenizer, **arguments)
+        self.seconds = seconds
+        self.dead = False
+        self.started = 0
+        self.cancelled = 0
+
+    async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
+        self.started += 1
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.check_health()
+        return self.capture(requests)
+
+    def check_health(self) -> None:
+        if self.closed:
+            raise ClosedError("closed")
+        if self.dead:
+            raise EngineDeadError("the engine's process died")

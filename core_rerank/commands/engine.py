@@ -18,16 +18,29 @@ def running(
     model: str, backend: str, options: Mapping[str, Any], verbose: bool
 ) -> Iterator[Reranker]:
     """A reranker that is closed afterwards; the engine keeps quiet meanwhile."""
+    with quiet_engine(verbose), _start(model, backend, options) as reranker:
+        yield reranker
+
+
+@contextmanager
+def starting(
+    model: str, backend: str, options: Mapping[str, Any], verbose: bool
+) -> Iterator[Reranker]:
+    """As `running`, but only until it has started does the engine keep this process quiet."""
+    with quiet_engine(verbose):
+        reranker = _start(model, backend, options)
+    with reranker:
+        yield reranker
+
+
+def _start(model: str, backend: str, options: Mapping[str, Any]) -> Reranker:
     from core_rerank.models import resolve_model
     from core_rerank.reranker import Reranker
 
-    with quiet_engine(verbose):
-        # Fetches what is missing, with a progress bar of its own.
-        _check_heads(resolve_model(model).model_id, options)
-        with working(f"Starting {model} on {backend}"):
-            reranker = Reranker(model, backend=backend, **options)
-        with reranker:
-            yield reranker
+    # Fetches what is missing, with a progress bar of its own.
+    _check_heads(resolve_model(model).model_id, options)
+    with working(f"Starting {model} on {backend}"):
+        return Reranker(model, backend=backend, **options)
 
 
 def _check_heads(model_id: str, options: Mapping[str, Any]) -> None:

@@ -104,7 +104,8 @@ def test_import_is_fast_and_light(package: str, tmp_path: Path) -> None:
 
 def test_import_needs_no_extra(tmp_path: Path) -> None:
     extras = ["torch", "vllm", "bm25s", "Stemmer", "pytrec_eval", "llama_index", "fastapi"]
-    extras += ["faiss", "sentence_transformers", "pyarrow"]
+    extras += ["faiss", "sentence_transformers", "pyarrow", "uvicorn", "prometheus_client"]
+    extras += ["langchain_core", "haystack", "cohere"]
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({extras}))\n"
         "import core_rerank, hook_runtime, core_rerank.cli, core_rerank.retrievers\n"

@@ -113,6 +113,8 @@ def test_the_metadata_states_the_licence_and_every_extra(wheel: zipfile.ZipFile)
         "bm25",
         "cpu",
         "dense",
+        "haystack",
+        "langchain",
         "dev",
         "eval",
         "gpu",

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from fake_backend import FakeBackend
+from fake_backend import FakeBackend, SharedFakeBackend
 
 from core_rerank.reranker import Reranker
 from hook_runtime.fetcher import Fetcher
@@ -87,18 +87,12 @@ def test_equal_prefixes_stay_together_and_new_ones_go_where_less_is_to_do() -> N
     assert seen == [0, 1, 2, 0, 1, 2]
 
 
-class Shared(FakeBackend):
-    """A fake backend that can be awaited, and lets go of the loop meanwhile."""
-
-    awaited = 0
-
-    async def acapture(self, requests: Any) -> Any:
-        self.awaited += 1
-        await asyncio.sleep(0.05)
-        return self.capture(requests)
+def shared(tokenizer: Any) -> SharedFakeBackend:
+    """A backend that can be awaited, and lets go of the loop meanwhile."""
+    return SharedFakeBackend(tokenizer, seconds=0.05)
 
 
-@pytest.mark.parametrize("kind", [FakeBackend, Shared])
+@pytest.mark.parametrize("kind", [FakeBackend, shared])
 def test_arerank_gives_what_rerank_gives(kind: Any, smollm2_tokenizer: Any) -> None:
     reranker = Reranker(backend=kind(smollm2_tokenizer), heads=["1-2", "0-1"], window=2)
     backend = kind(smollm2_tokenizer)
@@ -122,8 +116,8 @@ def test_arerank_gives_what_rerank_gives(kind: Any, smollm2_tokenizer: Any) -> N
 
     for got, want in zip(asyncio.run(run()), expected, strict=True):
         assert [(d.index, d.score) for d in got] == [(d.index, d.score) for d in want]
-    if kind is Shared:
-        assert backend.awaited == 3
+    if kind is shared:
+        assert backend.started == 3
         assert ticks > 3
 
 

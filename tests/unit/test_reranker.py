@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_backend import DOCUMENTS, FakeBackend, Make, shared_tokens
+from fake_backend import DOCUMENTS, FakeBackend, Make, SharedFakeBackend, shared_tokens
 
-from core_rerank import HeadSet, HeadSetError, Reranker
+from core_rerank import ClosedError, HeadSet, HeadSetError, Reranker
 from core_rerank.prompt import NULL_QUERY, PromptError
-from hook_runtime.errors import IncompleteCaptureError, ProbeError
+from hook_runtime.errors import EngineDeadError, IncompleteCaptureError, ProbeError
 from hook_runtime.specs import Capture, CaptureRequest, Head
 
 
@@ -312,3 +312,45 @@ def test_a_backend_that_returns_something_else_is_caught(
 def test_rankings_are_json_safe(make: Make) -> None:
     ranking = make().rerank("cat", [*DOCUMENTS, ""], doc_ids=["a", 2, "c", 4, "e"], explain=True)
     assert json.loads(json.dumps(ranking.to_dict(), allow_nan=False)) == ranking.to_dict()
+
+
+def test_a_rerank_may_cut_documents_shorter_but_not_longer(make: Make) -> None:
+    reranker = make(max_tokens_per_doc=8)
+    long, short = "cat mat dog " * 10, "cat"
+    assert [item.truncated for item in reranker.rerank("cat", [short])] == [False]
+
+    def tokens_read(limit: int | None) -> int:
+        (item,) = reranker.rerank("cat", [long], explain=True, max_tokens_per_doc=limit)
+        assert item.truncated
+        return len(item.token_scores or ())
+
+    assert [tokens_read(limit) for limit in (None, 3, 8, 100)] == [8, 3, 8, 8]
+    assert reranker.max_tokens_per_doc == 8
+    for wrong in (0, -1, True, 2.5, "3"):
+        with pytest.raises(ValueError, match="max_tokens_per_doc must be a whole number from 1"):
+            reranker.rerank("cat", [long], max_tokens_per_doc=wrong)
+
+
+def test_a_ranking_counts_the_tokens_of_its_prompts(make: Make) -> None:
+    reranker = make(window=1)
+    one = reranker.rerank("cat", ["mat dog"]).prompt_tokens
+    two = reranker.rerank("cat", ["mat dog", "", "mat dog"]).prompt_tokens
+    assert 30 < one < 100
+    assert two == 2 * one
+    assert reranker.rerank("cat", []).prompt_tokens == 0
+
+
+def test_health(make: Make, backend: FakeBackend, tokenizer: Any) -> None:
+    reranker = make()
+    reranker.check_health()
+    assert not reranker.shares_batches
+    reranker.close()
+    with pytest.raises(ClosedError):
+        reranker.check_health()
+    shared = SharedFakeBackend(tokenizer)
+    reranker = Reranker(backend=shared, heads=["1-2"])
+    reranker.check_health()
+    assert reranker.shares_batches
+    shared.dead = True
+    with pytest.raises(EngineDeadError):
+        reranker.check_health()

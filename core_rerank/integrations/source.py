@@ -1,0 +1,243 @@
+"""Where an adapter's rankings come from: an engine of this process, or a rerank server."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from core_rerank.errors import MissingDependencyError, RemoteError
+from core_rerank.inputs import check_input, check_top_n
+from core_rerank.reranker import DEFAULT_MODEL, Reranker
+from core_rerank.shared import arerank, rerank
+from core_rerank.types import Ranking
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_BACKEND = "vllm-async"
+DEFAULT_TIMEOUT_S = 60.0
+
+
+class Scored(NamedTuple):
+    """A text's place in the list that was ranked, and its score."""
+
+    index: int
+    score: float
+
+
+class Source(Protocol):
+    """Ranks texts, best first."""
+
+    @property
+    def model_name(self) -> str:
+        """What ranks, for logs and events."""
+        ...
+
+    def rank(self, query: str, texts: Sequence[str], top_n: int | None = None) -> list[Scored]:
+        """All texts, or the best ``top_n``."""
+        ...
+
+    async def arank(
+        self, query: str, texts: Sequence[str], top_n: int | None = None
+    ) -> list[Scored]:
+        """As ``rank``, leaving the event loop free meanwhile."""
+        ...
+
+
+def open_source(
+    *,
+    model: str | None = None,
+    reranker: Reranker | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    settings: Mapping[str, Any] | None = None,
+) -> Source:
+    """The source that an adapter's arguments describe; loads nothing yet.
+
+    Args:
+        model: an alias, a Hugging Face id or a local folder; by default the embedded one, or
+            whatever the server serves.
+        reranker: a running one, which stays the caller's to close.
+        base_url: of a server that speaks Jina's or our ``/v1/rerank``.
+        api_key: for the server.
+        timeout_s: seconds to wait for the server.
+        settings: further arguments of `Reranker`; engines are shared with `core_rerank.rerank`.
+
+    Raises:
+        ValueError: more than one of these says where to rank, or a server is given settings.
+    """
+    settings = {name: value for name, value in (settings or {}).items() if value is not None}
+    if reranker is not None:
+        if base_url is not None or model is not None or settings:
+            raise ValueError(
+                "a running reranker has its own model and settings: leave out model, base_url, "
+                "window, strategy and settings."
+            )
+        return RunningSource(reranker)
+    if base_url is not None:
+        if settings:
+            raise ValueError(
+                f"the server at base_url has its own settings: leave out {', '.join(settings)}."
+            )
+        return RemoteSource(base_url, model, api_key, timeout_s)
+    return LocalSource(model or DEFAULT_MODEL, {"backend": DEFAULT_BACKEND, **settings})
+
+
+class RunningSource:
+    """A reranker that somebody else opened and will close."""
+
+    def __init__(self, reranker: Reranker) -> None:
+        self._reranker = reranker
+
+    def __deepcopy__(self, memo: object) -> RunningSource:
+        """The same: a copy of an adapter ranks with the same reranker."""
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The id of the model."""
+        return self._reranker.model_id
+
+    def rank(self, query: str, texts: Sequence[str], top_n: int | None = None) -> list[Scored]:
+        """See `Source`."""
+        return _scored(self._reranker.rerank(query, texts, top_n=top_n))
+
+    async def arank(
+        self, query: str, texts: Sequence[str], top_n: int | None = None
+    ) -> list[Scored]:
+        """See `Source`."""
+        return _scored(await self._reranker.arerank(query, texts, top_n=top_n))
+
+
+class LocalSource:
+    """An engine of this process, started at the first call and kept for all who want the same."""
+
+    def __init__(self, model: str, settings: Mapping[str, Any]) -> None:
+        self.model_name = model
+        self._settings = dict(settings)
+
+    def rank(self, query: str, texts: Sequence[str], top_n: int | None = None) -> list[Scored]:
+        """See `Source`."""
+        return _scored(rerank(query, texts, self.model_name, top_n=top_n, **self._settings))
+
+    async def arank(
+        self, query: str, texts: Sequence[str], top_n: int | None = None
+    ) -> list[Scored]:
+        """See `Source`."""
+        ranking = await arerank(query, texts, self.model_name, top_n=top_n, **self._settings)
+        return _scored(ranking)
+
+
+class RemoteSource:
+    """A server that answers ``POST /v1/rerank``: ``core-rerank serve``, or another like Jina's."""
+
+    def __init__(
+        self, base_url: str, model: str | None, api_key: str | None, timeout_s: float
+    ) -> None:
+        """MissingDependencyError without httpx."""
+        _httpx()
+        self._url = base_url.rstrip("/").removesuffix("/v1") + "/v1/rerank"
+        self._model = model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout_s = timeout_s
+
+    @property
+    def model_name(self) -> str:
+        """The model asked for, or the server's address."""
+        return self._model or self._url
+
+    def rank(self, query: str, texts: Sequence[str], top_n: int | None = None) -> list[Scored]:
+        """See `Source`. RemoteError where the server cannot be reached or refuses."""
+        body = self._body(query, texts, top_n)
+        httpx = _httpx()
+        try:
+            with httpx.Client(**self._options()) as client:
+                response = client.post(self._url, json=body)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return self._read(response, len(texts))
+
+    async def arank(
+        self, query: str, texts: Sequence[str], top_n: int | None = None
+    ) -> list[Scored]:
+        """See `Source`. RemoteError where the server cannot be reached or refuses."""
+        body = self._body(query, texts, top_n)
+        httpx = _httpx()
+        try:
+            async with httpx.AsyncClient(**self._options()) as client:
+                response = await client.post(self._url, json=body)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return self._read(response, len(texts))
+
+    def _options(self) -> dict[str, Any]:
+        return {"headers": self._headers, "timeout": self._timeout_s, "verify": _tls()}
+
+    def _body(self, query: str, texts: Sequence[str], top_n: int | None) -> dict[str, Any]:
+        given = check_input(query, texts)
+        body: dict[str, Any] = {
+            "query": given.query,
+            "documents": [document.text for document in given.documents],
+            "return_documents": False,
+            "raw_scores": True,
+        }
+        if (top_n := check_top_n(top_n)) is not None:
+            body["top_n"] = top_n
+        if self._model is not None:
+            body["model"] = self._model
+        return body
+
+    def _unreachable(self, error: Exception) -> RemoteError:
+        return RemoteError(f"{self._url} did not answer: {type(error).__name__} {error}".rstrip())
+
+    def _read(self, response: httpx.Response, count: int) -> list[Scored]:
+        if response.status_code != 200:
+            raise RemoteError(
+                f"{self._url} answered {response.status_code}: {_told(response)}",
+                response.status_code,
+            )
+        try:
+            found = [
+                Scored(int(item["index"]), float(item["relevance_score"]))
+                for item in response.json()["results"]
+            ]
+        except (ValueError, TypeError, KeyError) as error:
+            raise RemoteError(f"{self._url} answered no ranking: {error!r}.", 200) from error
+        if len({item.index for item in found} & set(range(count))) != len(found):
+            raise RemoteError(f"{self._url} ranked documents that were not sent, or twice.", 200)
+        return sorted(found, key=lambda item: -item.score)
+
+
+def _httpx() -> Any:
+    try:
+        import httpx
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"ranking on a server needs httpx ({error}). To install it: pip install httpx."
+        ) from None
+    return httpx
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    """Made once: reading the certificates takes longer than a short request."""
+    return ssl.create_default_context()
+
+
+def _told(response: httpx.Response) -> str:
+    try:
+        body = response.json()
+    except ValueError:
+        return response.text[:200]
+    if isinstance(body, dict):
+        for name in ("message", "detail", "error"):
+            if isinstance(body.get(name), str):
+                return body[name]
+    return response.text[:200]
+
+
+def _scored(ranking: Ranking) -> list[Scored]:
+    return [Scored(item.index, item.score) for item in ranking]

@@ -1,0 +1,103 @@
+"""Turns whatever a request fails with into an answer: never a page, never a stack trace."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from .errors import BadRequest, Invalid, ServiceError
+from .responses import Problem
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+
+log = logging.getLogger("core_rerank.service")
+
+
+class Refused(HTTPException):
+    """A refusal while the body is read: FastAPI lets no other exception through there."""
+
+    def __init__(self, error: ServiceError) -> None:
+        super().__init__(error.status, error.message)
+        self.error = error
+
+
+def answer(error: ServiceError, request_id: str) -> JSONResponse:
+    """The answer to a request that failed with ``error``."""
+    message = error.message
+    body = Problem(
+        id=request_id,
+        message=message,
+        detail=message,
+        error=message,
+        error_type=error.error_type,
+        field=error.field,
+    )
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body.model_dump(exclude_none=True), error.status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Handle the errors of ``app``'s routes that are foreseen; `Gate` has the others."""
+
+    def service_error(request: Request, error: Any) -> JSONResponse:
+        return answer(error, request.state.request_id)
+
+    def invalid(request: Request, error: Any) -> JSONResponse:
+        return answer(_validation(error), request.state.request_id)
+
+    def http_error(request: Request, error: Any) -> JSONResponse:
+        if isinstance(error, Refused):
+            return answer(error.error, request.state.request_id)
+        told = ServiceError(str(error.detail))
+        told.status = error.status_code
+        told.error_type = "Validation"
+        response = answer(told, request.state.request_id)
+        response.headers.update(error.headers or {})
+        return response
+
+    app.add_exception_handler(ServiceError, service_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http_error)
+
+
+def log_failure(request_id: str, error: BaseException) -> None:
+    """Where it failed and with what, without the message: that may quote a document."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("request %s failed with %s\n%s", request_id, type(error).__name__, frames)
+
+
+def _validation(error: RequestValidationError) -> ServiceError:
+    """The first thing that is wrong, with the field's name as JSON has it.
+
+    Of a field that may be a string or a list, the error deepest inside is the one to tell.
+    """
+    first = max(error.errors(), key=lambda found: len(found["loc"]))
+    if first["type"] == "json_invalid":
+        return BadRequest("the body is not JSON.", field="body")
+    place = _place(first["loc"])
+    if first["type"] == "missing":
+        return Invalid(f"{place} is missing.", field=place)
+    said = str(first["msg"]).removeprefix("Value error, ")
+    return Invalid(f"{place}: {said}.", field=place)
+
+
+def _place(parts: tuple[Any, ...]) -> str:
+    """``("body", "documents", 3)`` as ``documents[3]``.
+
+    Pydantic names the branches of a union too: before the field where the body is one, else after.
+    """
+    inside = list(parts[1:])
+    if len(inside) > 1 and inside[0] in ("texts", "documents") and isinstance(inside[1], str):
+        del inside[0]
+    name = str(inside[0]) if inside else "body"
+    return name + "".join(f"[{part}]" for part in inside[1:] if isinstance(part, int))

@@ -1,0 +1,215 @@
+"""The bodies of requests: Cohere v1 and v2, Jina, TEI, vLLM's score, and our own explain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from core_rerank.types import Document
+
+from .errors import Invalid
+
+_TITLED = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "title": {"type": "string"}},
+        },
+    ]
+}
+
+
+def _text_or_object(value: Any) -> str | dict[str, Any]:
+    if isinstance(value, str):
+        return _utf8(value)
+    if isinstance(value, dict):
+        return value
+    kind = "null" if value is None else type(value).__name__
+    raise ValueError(f"is {kind}: expected a string or an object with a text")
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which is no Unicode text") from None
+    return text
+
+
+Text = Annotated[StrictStr, AfterValidator(_utf8)]
+DocumentIn = Annotated[Any, PlainValidator(_text_or_object), WithJsonSchema(_TITLED)]
+TopN = Annotated[StrictInt, Field(ge=1, description="How many to return; all by default.")]
+Priority = Annotated[StrictInt, Field(ge=0, le=999, description="0 is the most urgent.")]
+
+
+class _Body(BaseModel):
+    """Unknown fields are ignored: clients send what other services know."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    query: Text
+    priority: Priority = 0
+
+    @field_validator("query")
+    @classmethod
+    def _has_text(cls, query: str) -> str:
+        if not query.strip():
+            raise ValueError("is blank: give a query with text")
+        return query
+
+
+class CohereV2Request(_Body):
+    """``POST /v2/rerank``, as Cohere has it."""
+
+    model: Text
+    documents: list[DocumentIn]
+    top_n: TopN | None = None
+    max_tokens_per_doc: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class RerankRequest(_Body):
+    """``/v1/rerank`` and ``/rerank`` with ``documents``: Cohere v1, Jina, vLLM and infinity.
+
+    ``raw_scores`` gives sums of attention instead of numbers from 0 to 1.
+    """
+
+    documents: list[DocumentIn]
+    model: Text | None = None
+    top_n: Annotated[StrictInt, Field(ge=0, description="0 means all.")] | None = None
+    return_documents: StrictBool = True
+    rank_fields: list[Text] | None = None
+    max_tokens_per_doc: Annotated[StrictInt, Field(ge=0, description="0 is off.")] | None = None
+    raw_scores: StrictBool = False
+
+
+class TEIRequest(_Body):
+    """``/rerank`` with ``texts``, as text-embeddings-inference has it."""
+
+    texts: list[Text]
+    raw_scores: StrictBool = False
+    return_text: StrictBool = False
+    truncate: StrictBool | None = None
+    truncation_direction: Literal["Right", "right"] = "Right"
+
+
+class ExplainRequest(_Body):
+    """``POST /v1/explain``: a ranking with what every token earned."""
+
+    documents: list[DocumentIn]
+    model: Text | None = None
+    top_n: TopN | None = None
+    max_tokens_per_doc: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class ScoreRequest(BaseModel):
+    """``/score``, as vLLM has it: 1:1, 1:N or N:N."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    queries: Text | list[Text] = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"))
+    documents: Text | list[Text] = Field(
+        validation_alias=AliasChoices("documents", "text_2", "items", "data_2")
+    )
+    model: Text | None = None
+    use_activation: StrictBool | None = None
+    priority: Priority = 0
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> ScoreRequest:
+        queries, documents = self.sides()
+        if len(queries) not in (1, len(documents)):
+            raise ValueError(
+                f"{len(queries)} queries (text_1) and {len(documents)} documents (text_2): give "
+                "one query, or as many queries as documents"
+            )
+        if any(not query.strip() for query in queries):
+            raise ValueError("a query (text_1) is blank: give queries with text")
+        return self
+
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Queries and documents as lists."""
+        return _listed(self.queries), _listed(self.documents)
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _shape(body: Any) -> str | None:
+    if not isinstance(body, Mapping) or ("texts" in body and "documents" in body):
+        return None
+    return "texts" if "texts" in body else "documents"
+
+
+PlainRerankRequest = Annotated[
+    Annotated[TEIRequest, Tag("texts")] | Annotated[RerankRequest, Tag("documents")],
+    Discriminator(
+        _shape,
+        custom_error_type="texts_or_documents",
+        custom_error_message="must be an object with either 'texts' (TEI) or 'documents' (Jina)",
+    ),
+]
+
+
+def texts_of(documents: Sequence[Any], rank_fields: Sequence[str] | None = None) -> list[str]:
+    """What the model reads of each document: the string, ``text``, or the fields named.
+
+    Raises:
+        Invalid: a document has no text to read.
+    """
+    return [_text(item, f"documents[{i}]", rank_fields) for i, item in enumerate(documents)]
+
+
+def titled(documents: Sequence[Any]) -> list[Document]:
+    """The documents with their titles, which the model reads before the text."""
+    made = []
+    for i, item in enumerate(documents):
+        title = item.get("title") if isinstance(item, Mapping) else None
+        if title is not None:
+            title = _string(title, f"documents[{i}].title")
+        made.append(Document(_text(item, f"documents[{i}]", None), title=title))
+    return made
+
+
+def _text(item: Any, place: str, rank_fields: Sequence[str] | None) -> str:
+    if isinstance(item, str):
+        return item
+    if not rank_fields:
+        if "text" not in item:
+            raise Invalid(f"{place} has no 'text'; this model reads text alone.", field=place)
+        return _string(item["text"], f"{place}.text")
+    found = {name: item[name] for name in rank_fields if item.get(name) is not None}
+    if not found:
+        raise Invalid(f"{place} has none of the rank_fields.", field=place)
+    texts = [_string(value, f"{place}.{name}") for name, value in found.items()]
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(f"{name}: {text}" for name, text in zip(found, texts, strict=True))
+
+
+def _string(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        kind = "null" if value is None else type(value).__name__
+        raise Invalid(f"{place} is {kind}: expected a string.", field=place)
+    try:
+        return _utf8(value)
+    except ValueError as error:
+        raise Invalid(f"{place} {error}.", field=place) from None

@@ -1,0 +1,203 @@
+"""The endpoints that rank: each checks its format's request and writes its format's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from core_rerank.types import Document, Ranking
+
+from . import responses
+from .errors import (
+    BadRequest,
+    EmptyRequest,
+    InferenceFailed,
+    Invalid,
+    TEIInferenceFailed,
+    TooLarge,
+    UnknownModel,
+)
+from .requests import (
+    CohereV2Request,
+    ExplainRequest,
+    PlainRerankRequest,
+    RerankRequest,
+    ScoreRequest,
+    TEIRequest,
+    texts_of,
+    titled,
+)
+from .responses import CohereV2Response, Problem, RerankResponse, ScoreResponse, TEIResult
+from .settings import ServiceSettings
+from .workload import RankTask, Workload
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)
+}
+
+
+class RankRoutes:
+    """Endpoints over one workload."""
+
+    def __init__(self, workload: Workload, settings: ServiceSettings) -> None:
+        self._workload = workload
+        self._settings = settings
+        self.router = APIRouter(responses=_PROBLEMS, tags=["rerank"])
+        add = self.router.add_api_route
+        json_only = {"methods": ["POST"], "response_model_exclude_none": True}
+        add("/v2/rerank", self.cohere_v2, response_model=CohereV2Response, **json_only)
+        add("/v1/rerank", self.jina, response_model=RerankResponse, **json_only)
+        add("/rerank", self.plain, response_model=RerankResponse | list[TEIResult], **json_only)
+        for path in ("/score", "/v1/score"):
+            add(path, self.score, response_model=ScoreResponse, **json_only)
+        add("/v1/explain", self.explain, methods=["POST"], response_model=None)
+
+    async def cohere_v2(self, body: CohereV2Request, request: Request) -> CohereV2Response:
+        """Cohere v2: relevance from 0 to 1, best first; documents are never echoed."""
+        self._check_model(body.model)
+        texts = texts_of(body.documents)
+        self._check_count(texts, "documents", BadRequest)
+        (ranking,) = await self._run(
+            request,
+            [RankTask(body.query, texts, body.top_n, False, body.max_tokens_per_doc)],
+            body.priority,
+        )
+        return responses.cohere_v2(ranking, request.state.request_id, self._told(body))
+
+    async def jina(self, body: RerankRequest, request: Request) -> RerankResponse:
+        """Jina and Cohere v1, and the formats of vLLM and infinity."""
+        self._check_model(body.model)
+        texts = texts_of(body.documents, body.rank_fields)
+        self._check_count(texts, "documents", Invalid)
+        limit = body.max_tokens_per_doc or None
+        task = RankTask(body.query, texts, body.top_n or None, False, limit)
+        (ranking,) = await self._run(request, [task], body.priority)
+        return responses.jina(
+            ranking,
+            request.state.request_id,
+            raw_scores=body.raw_scores,
+            texts=texts if body.return_documents else None,
+        )
+
+    async def plain(
+        self, body: PlainRerankRequest, request: Request
+    ) -> RerankResponse | list[TEIResult]:
+        """With ``texts`` TEI's format, with ``documents`` Jina's."""
+        if isinstance(body, RerankRequest):
+            return await self.jina(body, request)
+        try:
+            return await self._tei(body, request)
+        except InferenceFailed as error:
+            raise TEIInferenceFailed(error.message) from error
+
+    async def _tei(self, body: TEIRequest, request: Request) -> list[TEIResult]:
+        self._check_count(body.texts, "texts", EmptyRequest)
+        (ranking,) = await self._run(request, [RankTask(body.query, body.texts)], body.priority)
+        cut = [item.index for item in ranking if item.truncated]
+        if cut and body.truncate is False:
+            raise Invalid(
+                f"texts[{min(cut)}] is longer than a document may be, and truncate is false.",
+                field=f"texts[{min(cut)}]",
+            )
+        texts = body.texts if body.return_text else None
+        return responses.tei(ranking, raw_scores=body.raw_scores, texts=texts)
+
+    async def score(self, body: ScoreRequest, request: Request) -> ScoreResponse:
+        """vLLM's scores, in the request's order: one query for all documents, or one for each."""
+        self._check_model(body.model)
+        queries, documents = body.sides()
+        self._check_count(documents, "documents", BadRequest)
+        tasks = [RankTask(queries[0], documents)]
+        if len(queries) > 1:
+            tasks = [RankTask(q, [d]) for q, d in zip(queries, documents, strict=True)]
+        rankings = await self._run(request, tasks, body.priority)
+        return responses.scores(
+            rankings,
+            request.state.request_id,
+            self._workload.reranker.model_id,
+            raw=body.use_activation is False,
+        )
+
+    async def explain(self, body: ExplainRequest, request: Request) -> Response:
+        """A ranking as ``Ranking.to_dict()`` gives it, with what every token earned."""
+        self._check_model(body.model)
+        documents = titled(body.documents)
+        self._check_count(documents, "documents", Invalid)
+        (ranking,) = await self._run(
+            request,
+            [RankTask(body.query, documents, body.top_n, True, body.max_tokens_per_doc)],
+            body.priority,
+        )
+        # Long lists of tokens: written in a thread, or other requests would wait for it.
+        text = await asyncio.to_thread(_explained_json, ranking, request.state.request_id)
+        return Response(text, media_type="application/json")
+
+    async def _run(
+        self, request: Request, tasks: Sequence[RankTask], priority: int
+    ) -> list[Ranking]:
+        return await self._workload.run(
+            tasks,
+            timeout_s=self._timeout_s(request),
+            client_gone=partial(_gone, request),
+            priority=priority,
+        )
+
+    def _timeout_s(self, request: Request) -> float:
+        """The service's limit, or less where the header ``X-Request-Timeout`` says so."""
+        given = request.headers.get("x-request-timeout")
+        if given is None:
+            return self._settings.timeout_s
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = math.nan
+        if not seconds > 0:
+            raise Invalid(
+                "X-Request-Timeout must be a number of seconds above 0.", field="X-Request-Timeout"
+            )
+        return min(seconds, self._settings.timeout_s)
+
+    def _check_model(self, model: str | None) -> None:
+        reranker = self._workload.reranker
+        served = {reranker.model_id, *self._settings.served_names}
+        if model is not None and model not in served:
+            raise UnknownModel(
+                f"model {model[:100]!r} is not served here; served: {', '.join(sorted(served))}. "
+                "The server takes other names with --served-model-name.",
+                field="model",
+            )
+
+    def _check_count(
+        self, documents: Sequence[str | Document], field: str, empty: type[BadRequest | Invalid]
+    ) -> None:
+        limit = self._settings.max_documents
+        if not documents:
+            raise empty(f"{field} is empty: give at least one.", field=field)
+        if len(documents) > limit:
+            raise TooLarge(
+                f"{field} has {len(documents)} items, and the limit is {limit} (max_documents): "
+                "split the request.",
+                field=field,
+            )
+
+    def _told(self, body: CohereV2Request) -> list[str]:
+        limit = self._workload.reranker.max_tokens_per_doc
+        if body.max_tokens_per_doc is None or body.max_tokens_per_doc <= limit:
+            return []
+        return [f"max_tokens_per_doc is at most {limit} here"]
+
+
+async def _gone(request: Request) -> None:
+    """Done when the caller closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _explained_json(ranking: Ranking, request_id: str) -> str:
+    return json.dumps(responses.explained(ranking, request_id), ensure_ascii=False, allow_nan=False)

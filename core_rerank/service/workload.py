@@ -1,0 +1,177 @@
+"""Runs rerank requests on the engine: turns, deadlines, callers that leave, an engine that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from core_rerank.errors import ClosedError, NotFiniteError, PromptError
+from hook_runtime.errors import EngineDeadError, HookRuntimeError
+
+from .admission import Admission
+from .errors import (
+    ClientGone,
+    DeadlineExceeded,
+    InferenceFailed,
+    Invalid,
+    QueueFull,
+    ServiceError,
+    Unavailable,
+)
+from .metrics import Metrics
+from .settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from core_rerank.reranker import Reranker
+    from core_rerank.types import Document, Ranking
+
+RUNNING_SHARED = 32
+"""Requests at a time in an engine whose callers share its batches; elsewhere they take turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """One query and its documents."""
+
+    query: str
+    documents: Sequence[str | Document]
+    top_n: int | None = None
+    explain: bool = False
+    max_tokens_per_doc: int | None = None
+
+
+class Workload:
+    """All the work of one service on one reranker. Use from one event loop."""
+
+    def __init__(self, reranker: Reranker, settings: ServiceSettings, metrics: Metrics) -> None:
+        self.reranker = reranker
+        self._metrics = metrics
+        shared = RUNNING_SHARED if reranker.shares_batches else 1
+        self.max_running = settings.max_running or shared
+        self._admission = Admission(self.max_running, settings.max_waiting)
+        self._ended: Unavailable | None = None
+        metrics.watch("running_requests", "Requests in the engine.", lambda: self.running)
+        metrics.watch("waiting_requests", "Requests in the queue.", lambda: self.waiting)
+        metrics.watch("ready", "1 where requests are taken.", lambda: float(self.ended is None))
+
+    @property
+    def running(self) -> int:
+        """Requests that are in the engine."""
+        return self._admission.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return self._admission.waiting
+
+    @property
+    def ended(self) -> Unavailable | None:
+        """Why no request is taken any more, or None."""
+        return self._ended
+
+    def stop_taking(self, why: str) -> None:
+        """Refuse new requests from now on; those that were taken go on."""
+        if self._ended is None:
+            self._ended = Unavailable(why, retry_after_s=10)
+
+    def check_engine(self) -> bool:
+        """Whether the engine lives; if not, no request is taken any more."""
+        try:
+            self.reranker.check_health()
+        except (EngineDeadError, ClosedError) as error:
+            self.stop_taking(f"the engine is gone: {error}")
+            return False
+        return True
+
+    async def run(
+        self,
+        tasks: Sequence[RankTask],
+        *,
+        timeout_s: float,
+        client_gone: Callable[[], Awaitable[object]],
+        priority: int = 0,
+    ) -> list[Ranking]:
+        """The rankings of ``tasks``, which count as one request.
+
+        The work is dropped when ``timeout_s`` is over or ``client_gone()`` ends.
+
+        Raises:
+            ServiceError: refused, too late, nobody there any more, a query that does not fit, or
+                a failure of the engine.
+        """
+        if self._ended is not None:
+            self._metrics.dropped.labels("unavailable").inc()
+            raise self._ended
+        work = asyncio.ensure_future(self._in_turn(tasks, priority))
+        gone = asyncio.ensure_future(client_gone())
+        try:
+            await asyncio.wait((work, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                raise ClientGone("the caller closed the connection.")
+            raise DeadlineExceeded(
+                f"no answer within {timeout_s:g} s, waiting included: send fewer documents, or "
+                "come back later.",
+                retry_after_s=self._admission.wait_estimate_s(),
+            )
+        except ServiceError as error:
+            self._count(error)
+            raise
+        finally:
+            for future in (work, gone):
+                future.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _in_turn(self, tasks: Sequence[RankTask], priority: int) -> list[Ranking]:
+        await self._admission.enter(priority)
+        started = time.perf_counter()
+        ranking = asyncio.ensure_future(self._rank_all(tasks))
+
+        def over(done: asyncio.Future[list[Ranking]]) -> None:
+            self._admission.leave(time.perf_counter() - started)
+            if not done.cancelled():
+                done.exception()  # a caller who left does not ask for it
+
+        ranking.add_done_callback(over)
+        # What runs in a thread cannot be stopped: it keeps its turn until it ends.
+        return await (ranking if self.reranker.shares_batches else asyncio.shield(ranking))
+
+    async def _rank_all(self, tasks: Sequence[RankTask]) -> list[Ranking]:
+        try:
+            if self.reranker.shares_batches:
+                async with asyncio.TaskGroup() as group:
+                    running = [group.create_task(self._rank(task)) for task in tasks]
+                return [task.result() for task in running]
+            return [await self._rank(task) for task in tasks]
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _rank(self, task: RankTask) -> Ranking:
+        try:
+            ranking = await self.reranker.arerank(
+                task.query,
+                task.documents,
+                top_n=task.top_n,
+                explain=task.explain,
+                max_tokens_per_doc=task.max_tokens_per_doc,
+            )
+        except PromptError as error:
+            raise Invalid(str(error)) from error
+        except (EngineDeadError, ClosedError) as error:
+            self.stop_taking(f"the engine is gone: {error}")
+            raise Unavailable(str(error), retry_after_s=10) from error
+        except (NotFiniteError, HookRuntimeError) as error:
+            raise InferenceFailed(str(error)) from error
+        self._metrics.documents.observe(len(task.documents))
+        self._metrics.tokens.inc(ranking.prompt_tokens)
+        self._metrics.truncated.inc(sum(item.truncated for item in ranking))
+        return ranking
+
+    def _count(self, error: ServiceError) -> None:
+        reasons = {QueueFull: "queue_full", DeadlineExceeded: "deadline", ClientGone: "client_gone"}
+        if type(error) in reasons:
+            self._metrics.dropped.labels(reasons[type(error)]).inc()

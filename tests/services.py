@@ -1,0 +1,85 @@
+"""Run the service for a test: in process without a socket, or behind a real one in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fake_backend import SharedFakeBackend
+
+from core_rerank import Reranker
+from core_rerank.service import Service, ServiceSettings, create_app, listen
+
+DOCUMENTS = [
+    "Sourdough bread rises with wild yeast.",
+    "Ocean tides are caused by the gravity of the Moon and the Sun.",
+    "A cat sat on the mat.",
+    "The tides of the sea follow the Moon.",
+]
+QUERY = "What causes ocean tides?"
+
+
+def fake_reranker(tokenizer: Any, **arguments: Any) -> tuple[Reranker, SharedFakeBackend]:
+    """A pointwise reranker without a model, whose callers share its batches."""
+    backend = SharedFakeBackend(tokenizer, **arguments)
+    return Reranker(backend=backend, heads=["1-2", "0-1"], window=1), backend
+
+
+def in_process(reranker: Reranker, **settings: Any) -> httpx.AsyncClient:
+    """A client of the application; use it in one event loop."""
+    app = create_app(reranker, ServiceSettings(**settings))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service")
+
+
+def call(reranker: Reranker, method: str, path: str, body: Any = None, **settings: Any) -> Any:
+    """The response to one request of a service that is made for it."""
+
+    async def ask() -> httpx.Response:
+        async with in_process(reranker, **settings) as client:
+            content = None if body is None else json.dumps(body)  # in ASCII: may hold anything
+            headers = {"content-type": "application/json"}
+            return await client.request(method, path, content=content, headers=headers)
+
+    return asyncio.run(ask())
+
+
+@dataclass
+class Running:
+    """A service behind a socket of this machine."""
+
+    url: str
+    exit_code: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def behind_socket(
+    reranker: Reranker, host: str = "127.0.0.1", any_host: bool = False, **settings: Any
+) -> Iterator[Running]:
+    """A service in a thread; asked to stop afterwards, and joined."""
+    bound = listen(host, 0)
+    name = f"[{host}]" if ":" in host else host
+    running = Running(f"http://{name}:{bound.getsockname()[1]}")
+    started = threading.Event()
+    service = Service(
+        reranker, bound, ServiceSettings(**settings), any_host=any_host, started=started.set
+    )
+
+    def run() -> None:
+        with bound:
+            running.exit_code.append(service.run())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(20)
+    try:
+        yield running
+    finally:
+        service.stop()
+        thread.join(60)
+        assert not thread.is_alive()
