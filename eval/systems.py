@@ -70,6 +70,7 @@ class AttentionSystem:
 
     Attributes:
         head_set: None reads every head.
+        calibrate: None does what the head set says, and calibrates where every head is read.
         engine: the engine's own arguments, such as ``dtype``.
         further: other arguments of `Reranker`, by name.
     """
@@ -80,7 +81,7 @@ class AttentionSystem:
     window: Window
     head_set: HeadSet | None
     backend: str = "vllm"
-    calibrate: bool = True
+    calibrate: bool | None = None
     max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC
     engine: Mapping[str, Any] = field(default_factory=dict)
     further: Mapping[str, Any] = field(default_factory=dict)
@@ -88,6 +89,12 @@ class AttentionSystem:
     @property
     def pointwise(self) -> bool:
         return self.window == 1
+
+    @property
+    def calibrated(self) -> bool:
+        if self.calibrate is None:
+            return self.head_set is None or self.head_set.calibrate
+        return self.calibrate
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -103,7 +110,7 @@ class AttentionSystem:
             "head_weights": weights,
             "heads_hash": digest([named, weights]) if heads else None,
             "heads_method": heads.method if heads else None,
-            "calibrate": self.calibrate,
+            "calibrate": self.calibrated,
             "max_tokens_per_doc": self.max_tokens_per_doc,
             "further": dict(self.further),
             "backend": self.backend,
@@ -122,7 +129,7 @@ class AttentionSystem:
             heads=self.head_set,
             strategy=self.strategy,
             window=self.window,
-            calibrate=self.calibrate,
+            calibrate=self.calibrated,
             max_tokens_per_doc=self.max_tokens_per_doc,
             **self.further,
         )
@@ -260,7 +267,7 @@ def attention_system(
     heads: HeadSet | None = None,
     config: Path | None = None,
     backend: str = "vllm",
-    calibrate: bool = True,
+    calibrate: bool | None = None,
     max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC,
     **engine: Any,
 ) -> AttentionSystem:

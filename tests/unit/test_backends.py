@@ -108,7 +108,9 @@ def test_transformers_by_name(tiny_model: Callable[[str], Path]) -> None:
         assert len(ranking) == 2
         backend = reranker._open.backend
     with pytest.raises(Exception, match="closed"):
-        backend.capture([reranker._reader._pass(reranker._reader.builder.build("q", ["a"])).request])
+        backend.capture(
+            [reranker._reader._pass(reranker._reader.builder.build("q", ["a"])).request]
+        )
 
 
 def test_a_failed_start_closes_the_backend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ def test_the_main_system_has_the_rerankers_defaults() -> None:
     assert attention_system(MODEL, strategy="icr").settings["heads"] == "all"
     with pytest.raises(HeadSetError, match="no head set is known for test/fake"):
         attention_system(MODEL)
+
+
+def test_a_head_set_says_whether_to_calibrate() -> None:
+    raw = attention_system(MODEL, heads=dataclasses.replace(HEADS, calibrate=False))
+    assert not raw.settings["calibrate"]
+    assert main().settings["calibrate"]
+    given = attention_system(
+        MODEL, heads=dataclasses.replace(HEADS, calibrate=False), calibrate=True
+    )
+    assert given.settings["calibrate"]
+    icr = name_systems(raw, ["icr"])[1]
+    assert icr.settings["calibrate"]
 
 
 def test_every_name_is_a_variant_of_the_main_system() -> None:
