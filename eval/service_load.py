@@ -274,6 +274,7 @@ def load_table(rows: Sequence[LoadRow], within_s: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one; 1 where a soak lost something, or an answer differed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the service
     given = list(sys.argv[1:] if arguments is None else arguments)
     cut = given.index("--") if "--" in given else len(given)
     options = _parser().parse_args(given[:cut])

@@ -87,8 +87,9 @@ def _validation(error: RequestValidationError) -> ServiceError:
     place = _place(first["loc"])
     if first["type"] == "missing":
         return Invalid(f"{place} is missing.", field=place)
-    said = str(first["msg"]).removeprefix("Value error, ")
-    return Invalid(f"{place}: {said}.", field=place)
+    told = str(first["msg"])
+    ours = told.removeprefix("Value error, ")  # those go on where the field's name ends
+    return Invalid(f"{place}: {told}." if told == ours else f"{place} {ours}.", field=place)
 
 
 def _place(parts: tuple[Any, ...]) -> str:

@@ -42,14 +42,17 @@ def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str
     reader = threading.Thread(target=listen)
     reader.start()
     try:
-        assert ready.wait(180)
+        assert ready.wait(300)
         found = re.search(r"http://\S+", "".join(said))
         assert found, said
         yield process, found[0], said
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
         reader.join(10)
 
 

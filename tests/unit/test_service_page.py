@@ -150,7 +150,9 @@ def test_a_thousand_documents_from_a_file_do_not_freeze_it(
     file = tmp_path / "many.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     page.set_input_files("#file", str(file))
-    page.wait_for_function("document.getElementById('count').textContent === '1000 documents.'")
+    page.wait_for_function(
+        "() => document.getElementById('count').textContent === '1000 documents.'"
+    )
     page.fill("#query", QUERY)
     page.evaluate(
         "() => { window.gaps = []; let last = performance.now(); const tick = now => {"
@@ -179,7 +181,9 @@ def test_mistakes_are_told(page: Any) -> None:
     assert page.text_content("#problem") == 'Line 2 has no "text".'
     fill(page, QUERY, '{"text": ')
     page.click("#rank")
-    page.wait_for_function("document.getElementById('problem').textContent.includes('Line 1')")
+    page.wait_for_function(
+        "() => document.getElementById('problem').textContent.includes('Line 1')"
+    )
     fill(page, QUERY, "fine")
     page.click("#rank")
     finished(page, 1)
