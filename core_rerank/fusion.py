@@ -66,6 +66,7 @@ class Fusion:
         Raises:
             ValueError: the two differ in length, or a score is NaN or infinite.
         """
+        first, reranked = [float(s) for s in first], [float(s) for s in reranked]
         if self.weight is None:
             return fuse_ranks(first, reranked, k=self.k)
         return fuse_scores(first, reranked, self.weight, self.normalisation)
@@ -140,7 +141,8 @@ def fuse(
 
     Args:
         ranking: of all documents that were given, so without ``top_n``.
-        first_stage: one score per document, in the order they were given to the reranker.
+        first_stage: one score per document, in the order they were given to the reranker; a list
+            or an array.
         how: "rrf", the reranker's weight from 0 to 1, or a `Fusion`.
         top_n: how many documents to return; None: all.
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 SEED = 20240607
 BOOTSTRAP_SAMPLES = 10_000
 PERMUTATIONS = 10_000
+_CHUNK = 500  # bootstrap samples drawn at once: 60 MB for 7,405 queries
 
 
 def paired_bootstrap(
@@ -23,8 +24,12 @@ def paired_bootstrap(
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         raise ValueError("a bootstrap needs the difference of at least one query.")
-    draws = np.random.default_rng(SEED).integers(0, array.size, (samples, array.size))
-    means = array[draws].mean(axis=1)
+    generator = np.random.default_rng(SEED)
+    means = np.empty(samples)
+    for start in range(0, samples, _CHUNK):
+        part = means[start : start + _CHUNK]
+        draws = generator.integers(0, array.size, (len(part), array.size))
+        part[:] = array[draws].mean(axis=1)
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)

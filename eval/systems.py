@@ -313,8 +313,15 @@ def with_random_heads(base: AttentionSystem, seed: int, name: str | None = None)
         )
     every = [Head(i, j) for i in range(heads.num_layers) for j in range(heads.num_heads)]
     drawn = tuple(random.Random(seed).sample(every, len(heads.heads)))
+    # A plain sum needs the null pass, also where the weights that it goes without did not.
     control = replace(
-        heads, heads=drawn, method=f"random, seed {seed}", scores=None, weights=None, default=False
+        heads,
+        heads=drawn,
+        method=f"random, seed {seed}",
+        scores=None,
+        weights=None,
+        calibrate=heads.calibrate or heads.weights is not None,
+        default=False,
     )
     return replace(base, name=name or f"random-heads:{seed}", head_set=control)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +93,14 @@ def test_a_fused_ranking_is_ordered_by_fused_scores() -> None:
     assert [(d.doc_id, d.rank, d.score) for d in fused] == [("d0", 1, 0.75), ("d1", 2, 0.625)]
     assert fused.strategy == "core+0.25"
     assert [d.doc_id for d in fuse(ranking(0.0, 4.0, 1.0), [3.0, 2.0, 1.0])] == ["d1", "d0", "d2"]
+
+
+@pytest.mark.parametrize("how", ["rrf", 0.5, Fusion(0.5, normalisation="z")])
+def test_arrays_are_fused_into_plain_numbers(how: object) -> None:
+    given = ranking(0.0, 4.0, 1.0)
+    fused = fuse(given, np.array([3, 2, 1], np.float32), how)
+    assert [d.score for d in fused] == [d.score for d in fuse(given, [3.0, 2.0, 1.0], how)]
+    json.dumps(fused.to_dict(), allow_nan=False)
 
 
 def test_equal_fused_scores_keep_the_order_given() -> None:

@@ -125,6 +125,15 @@ def test_generation_needs_vllm_and_random_heads_need_heads() -> None:
         name_systems(attention_system(MODEL, strategy="icr"), ["random-heads"])
 
 
+def test_random_heads_are_calibrated_where_the_weights_they_lose_were_not() -> None:
+    signed = dataclasses.replace(HEADS, weights=(1.0, -0.5), calibrate=False)
+    control = with_random_heads(attention_system(MODEL, heads=signed), 0)
+    assert control.settings["calibrate"]
+    assert control.settings["head_weights"] is None
+    plain = dataclasses.replace(HEADS, weights=None, calibrate=False)
+    assert not with_random_heads(attention_system(MODEL, heads=plain), 0).settings["calibrate"]
+
+
 def test_random_heads_are_as_many_unweighted_and_by_their_seed() -> None:
     drawn = [with_random_heads(main(), seed) for seed in (0, 0, 1, 2)]
     sets = [s.head_set for s in drawn if isinstance(s, AttentionSystem) and s.head_set]
