@@ -110,10 +110,10 @@ def test_early_exit(smollm2_dir: Path) -> None:
             engine,
             [prompt],
             [Program((HiddenStateProbe("all", positions="prompt"),), AddVector([4], DIRECTION))],
-            greedy(1),
+            None,
         )
         assert ran.program.probes[0].layers == (0, 1, 2, 3, 4, 5)  # type: ignore[attr-defined]
         check(smollm2_dir, ran, 80)
         for beyond in (HiddenStateProbe([6]), HeadOutputProbe(["5-0"])):
             with pytest.raises(ProbeError, match=r"out of range|last one kept"):
-                run_programs(engine, [prompt], [Program((beyond,))], greedy(1))
+                run_programs(engine, [prompt], [Program((beyond,))], None)
