@@ -157,8 +157,9 @@ class CoreRerankRanker:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> CoreRerankRanker:
         """The component that ``to_dict`` described."""
-        if data["init_parameters"].get("api_key"):
-            deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
+        given = data.get("init_parameters", {})
+        if given.get("api_key"):
+            deserialize_secrets_inplace(given, keys=["api_key"])
         return default_from_dict(cls, data)
 
     def _limit(self, top_k: int | None) -> int:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKEND = "vllm-async"
 DEFAULT_TIMEOUT_S = 60.0
+_OF_A_CALL = ("model", "query", "documents", "doc_ids", "top_n", "explain")
+"""What `core_rerank.rerank` takes besides the settings of an engine."""
 
 
 class Scored(NamedTuple):
@@ -67,9 +69,15 @@ def open_source(
         settings: further arguments of `Reranker`; engines are shared with `core_rerank.rerank`.
 
     Raises:
-        ValueError: more than one of these says where to rank, or a server is given settings.
+        ValueError: more than one of these says where to rank, a server is given settings, or a
+            setting is none of `Reranker`'s.
     """
     settings = {name: value for name, value in (settings or {}).items() if value is not None}
+    if wrong := [name for name in _OF_A_CALL if name in settings]:
+        raise ValueError(
+            f"settings may not hold {', '.join(wrong)}: they are arguments of core_rerank.Reranker "
+            "such as dtype; the model is an argument of its own, the others belong to a call."
+        )
     if reranker is not None:
         if base_url is not None or model is not None or settings:
             raise ValueError(

@@ -15,6 +15,7 @@ from services import DOCUMENTS, QUERY, behind_socket, fake_reranker
 
 from core_rerank import MissingDependencyError, Ranking, Reranker
 from core_rerank.integrations.cross_encoder import CoreCrossEncoder
+from core_rerank.integrations.source import open_source
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,8 @@ def test_haystack_saves_and_runs_in_a_pipeline(
     local = CoreRerankRanker(model="org/model", window="all", settings={"max_tokens_per_doc": 9})
     data = local.to_dict()
     assert CoreRerankRanker.from_dict(copy.deepcopy(data)).to_dict() == data
+    bare = CoreRerankRanker.from_dict({"type": data["type"]})
+    assert bare.to_dict() == CoreRerankRanker().to_dict()
     for wrong in ({"top_k": 0}, {"top_k": None}, {"window": 0}, {"strategy": "x"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             CoreRerankRanker(**wrong)
@@ -330,6 +333,22 @@ def test_rerankers(reranker: Reranker, expected: Ranking, url: str) -> None:
     assert given.metadata == {"m": 1}
     with pytest.raises(ValueError, match="doc_ids has 1 entries for 2 documents"):
         ranker.rank(QUERY, ["a", "b"], doc_ids=[1])
+
+
+def test_rerankers_takes_the_model_under_either_name() -> None:
+    pytest.importorskip("rerankers")
+    from core_rerank.integrations.rerankers import CoreRanker
+
+    for ranker in (CoreRanker("org/m"), CoreRanker(model="org/m"), CoreRanker("org/m", model=None)):
+        assert ranker._source.model_name == "org/m"
+    with pytest.raises(ValueError, match="'org/m' and model='org/other'"):
+        CoreRanker("org/m", model="org/other")
+
+
+@pytest.mark.parametrize("name", ["model", "query", "documents", "doc_ids", "top_n", "explain"])
+def test_settings_that_belong_to_a_call_are_refused_at_once(name: str) -> None:
+    with pytest.raises(ValueError, match=f"settings may not hold {name}"):
+        open_source(settings={name: 1, "dtype": "float32"})
 
 
 @pytest.mark.parametrize(
