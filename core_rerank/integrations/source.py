@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -166,7 +167,7 @@ class RemoteSource:
                 response = client.post(self._url, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return self._read(response, len(texts))
+        return self._read(response, len(texts), top_n)
 
     async def arank(
         self, query: str, texts: Sequence[str], top_n: int | None = None
@@ -179,7 +180,7 @@ class RemoteSource:
                 response = await client.post(self._url, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return self._read(response, len(texts))
+        return self._read(response, len(texts), top_n)
 
     def _options(self) -> dict[str, Any]:
         return {"headers": self._headers, "timeout": self._timeout_s, "verify": _tls()}
@@ -201,7 +202,8 @@ class RemoteSource:
     def _unreachable(self, error: Exception) -> RemoteError:
         return RemoteError(f"{self._url} did not answer: {type(error).__name__} {error}".rstrip())
 
-    def _read(self, response: httpx.Response, count: int) -> list[Scored]:
+    def _read(self, response: httpx.Response, count: int, top_n: int | None) -> list[Scored]:
+        """The best ``top_n`` of ``count`` texts; some servers answer all whatever was asked."""
         if response.status_code != 200:
             raise RemoteError(
                 f"{self._url} answered {response.status_code}: {_told(response)}",
@@ -212,11 +214,23 @@ class RemoteSource:
                 Scored(int(item["index"]), float(item["relevance_score"]))
                 for item in response.json()["results"]
             ]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise RemoteError(f"{self._url} answered no ranking: {error!r}.", 200) from error
         if len({item.index for item in found} & set(range(count))) != len(found):
             raise RemoteError(f"{self._url} ranked documents that were not sent, or twice.", 200)
-        return sorted(found, key=lambda item: -item.score)
+        for index, score in found:
+            if not math.isfinite(score):
+                raise RemoteError(
+                    f"{self._url} scored document {index} {score}, which is no finite number.", 200
+                )
+        wanted = count if top_n is None else min(top_n, count)
+        if len(found) < wanted:
+            raise RemoteError(
+                f"{self._url} ranked {len(found)} documents where {wanted} were asked for, of "
+                f"{count} sent.",
+                200,
+            )
+        return sorted(found, key=lambda item: -item.score)[:wanted]
 
 
 def _httpx() -> Any:
