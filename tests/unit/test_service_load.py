@@ -191,6 +191,39 @@ def test_a_backend_that_cannot_be_stopped_keeps_its_turn(smollm2_tokenizer: Any)
     assert backend.most == 1
 
 
+@pytest.mark.parametrize("leaves", ["deadline", "connection"])
+def test_pairs_that_nobody_waits_for_are_not_ranked(smollm2_tokenizer: Any, leaves: str) -> None:
+    """The pair in the thread ends and keeps its turn; those behind it are dropped."""
+    going_on = threading.Event()
+
+    class Held(FakeBackend):
+        def capture(self, requests: Any, *, progress: bool = False) -> Any:
+            done = super().capture(requests)
+            assert going_on.wait(20)
+            return done
+
+    backend = Held(smollm2_tokenizer)
+    reranker = Reranker(backend=backend, heads=["1-2"], window=1)
+    pairs = {"text_1": [f"query {i}" for i in range(8)], "text_2": ["a document"] * 8}
+    patience = {"X-Request-Timeout": "0.3"} if leaves == "deadline" else {}
+    timeout_s = 20 if leaves == "deadline" else 0.5
+    with behind_socket(reranker) as running:
+        try:
+            answer = httpx.post(
+                f"{running.url}/score", json=pairs, headers=patience, timeout=timeout_s
+            )
+            assert (leaves, answer.status_code) == ("deadline", 504)
+        except httpx.ReadTimeout:
+            assert leaves == "connection"
+        while 'reason="' not in httpx.get(f"{running.url}/metrics").text:
+            time.sleep(0.02)
+        assert len(backend.batches) == 1
+        assert metric(httpx.get(f"{running.url}/metrics").text, "running_requests") == 1
+        going_on.set()
+        assert httpx.post(f"{running.url}/rerank", json=BODY, timeout=20).status_code == 200
+    assert len(backend.batches) == 2
+
+
 def test_limits_are_413_and_named(smollm2_tokenizer: Any) -> None:
     reranker, backend = fake_reranker(smollm2_tokenizer)
 
@@ -395,26 +428,57 @@ def test_while_it_stops_new_work_is_503(smollm2_tokenizer: Any) -> None:
     assert ready.json()["reason"] == "the service is stopping"
 
 
-def test_what_does_not_end_in_time_is_dropped(smollm2_tokenizer: Any) -> None:
+def test_what_does_not_end_in_time_is_503(
+    smollm2_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     reranker, backend = fake_reranker(smollm2_tokenizer, seconds=30)
-    failures: list[type] = []
+    answers: list[httpx.Response] = []
 
     def ask(url: str) -> None:
-        try:
-            failures.append(type(httpx.post(f"{url}/rerank", json=BODY, timeout=20).status_code))
-        except httpx.HTTPError as error:
-            failures.append(type(error))
+        answers.append(httpx.post(f"{url}/rerank", json=BODY, timeout=20))
 
     started = time.perf_counter()
-    with behind_socket(reranker, drain_s=1) as running:
+    with behind_socket(reranker, drain_s=0.3, max_running=1) as running:
+        asking = [threading.Thread(target=ask, args=(running.url,)) for _ in range(2)]
+        for thread in asking:  # one runs, one waits
+            thread.start()
+        while metric(httpx.get(f"{running.url}/metrics").text, "waiting_requests") != 1:
+            time.sleep(0.02)
+    for thread in asking:
+        thread.join()
+    assert time.perf_counter() - started < 10
+    assert backend.cancelled == backend.started == 1
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert "service stopped" in answers[0].json()["message"]
+    assert int(answers[0].headers["retry-after"]) >= 1
+    assert running.exit_code == [0]
+    assert "Traceback" not in caplog.text
+
+
+def test_what_runs_in_a_thread_is_waited_for(smollm2_tokenizer: Any) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    class Slow(FakeBackend):
+        def capture(self, requests: Any, *, progress: bool = False) -> Any:
+            began.set()
+            time.sleep(1.5)
+            ended.set()
+            return super().capture(requests)
+
+    reranker = Reranker(backend=Slow(smollm2_tokenizer), heads=["1-2"], window=1)
+    answers: list[tuple[int, bool]] = []
+
+    def ask(url: str) -> None:
+        status = httpx.post(f"{url}/rerank", json=BODY, timeout=20).status_code
+        answers.append((status, ended.is_set()))
+
+    with behind_socket(reranker, drain_s=0.2) as running:
         asking = threading.Thread(target=ask, args=(running.url,))
         asking.start()
-        while not backend.started:
-            time.sleep(0.02)
+        assert began.wait(20)
+    assert ended.is_set()
     asking.join()
-    assert time.perf_counter() - started < 10
-    assert backend.cancelled == 1
-    assert len(failures) == 1
+    assert answers == [(503, False)]
 
 
 def test_a_dead_engine_ends_the_service(smollm2_tokenizer: Any) -> None:
