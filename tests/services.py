@@ -49,6 +49,12 @@ def call(reranker: Reranker, method: str, path: str, body: Any = None, **setting
     return asyncio.run(ask())
 
 
+def metric(text: str, name: str) -> float:
+    """The value of one metric in the text of ``/metrics``."""
+    (line,) = [line for line in text.splitlines() if line.startswith(f"core_rerank_{name} ")]
+    return float(line.split()[-1])
+
+
 @dataclass
 class Running:
     """A service behind a socket of this machine."""

@@ -138,7 +138,12 @@ def _bound(host: str, port: int) -> socket.socket:
     """Before the model is loaded: a port in use should not take minutes to be told."""
     from core_rerank.service import listen
 
-    return listen(host, port)
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {host}:{port} ({error}): give another --port or --host."
+        ) from error
 
 
 def _serve(

@@ -11,7 +11,7 @@ from core_rerank.inputs import check_top_n
 from core_rerank.reranker import Reranker
 from core_rerank.settings import check_strategy, check_window
 
-from .source import DEFAULT_TIMEOUT_S, Scored, open_source
+from .source import DEFAULT_TIMEOUT_S, LocalSource, Scored, open_source
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict
@@ -85,11 +85,22 @@ class CoreRerankRanker:
             timeout_s=timeout_s,
             settings={"window": self.window, "strategy": self.strategy, **self.settings},
         )
+        self._warm = not isinstance(self._source, LocalSource)  # the others run elsewhere already
 
     def warm_up(self) -> None:
-        """Start the engine, which the first ``run`` would do otherwise."""
-        if self.base_url is None:
+        """Start the engine, which the first ``run`` would do otherwise; once it runs, nothing.
+
+        Pipelines call this at each of their runs.
+        """
+        if not self._warm:
             self._source.rank("warm up", ["warm up"])
+            self._warm = True
+
+    async def warm_up_async(self) -> None:
+        """As ``warm_up``, leaving the event loop free meanwhile."""
+        if not self._warm:
+            await self._source.arank("warm up", ["warm up"])
+            self._warm = True
 
     @component.output_types(documents=list[Document])
     def run(
@@ -146,8 +157,9 @@ class CoreRerankRanker:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> CoreRerankRanker:
         """The component that ``to_dict`` described."""
-        if data["init_parameters"].get("api_key"):
-            deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
+        given = data.get("init_parameters", {})
+        if given.get("api_key"):
+            deserialize_secrets_inplace(given, keys=["api_key"])
         return default_from_dict(cls, data)
 
     def _limit(self, top_k: int | None) -> int:

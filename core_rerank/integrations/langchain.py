@@ -25,8 +25,9 @@ class CoreRerankCompressor(BaseDocumentCompressor):
     """Keeps the ``top_n`` documents that the query pays the most attention to, best first.
 
     Documents given are never changed; what comes back are copies with
-    ``metadata["relevance_score"]``. Fields are those of
-    `core_rerank.integrations.llama_index.CoreRerank`; ``top_n=None`` keeps all.
+    ``metadata["relevance_score"]``. ``model``, ``window``, ``strategy``, ``base_url``, ``api_key``,
+    ``timeout_s`` and ``settings`` are as in `core_rerank.integrations.llama_index.CoreRerank`;
+    ``top_n=None`` keeps all, and a running ``reranker`` stays the caller's to close.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)

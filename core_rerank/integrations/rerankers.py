@@ -28,6 +28,7 @@ class CoreRanker(BaseRanker):
         model_name_or_path: str | None = None,
         verbose: int = 0,
         *,
+        model: str | None = None,
         reranker: Reranker | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -36,11 +37,17 @@ class CoreRanker(BaseRanker):
     ) -> None:
         """Where to rank: see `core_rerank.integrations.llama_index.CoreRerank`.
 
-        ``settings`` are further arguments of `core_rerank.Reranker`; ``verbose`` changes nothing.
+        ``model`` is another name for ``model_name_or_path``. ``settings`` are further arguments of
+        `core_rerank.Reranker`; ``verbose`` changes nothing.
         """
+        if model is not None and model_name_or_path not in (None, model):
+            raise ValueError(
+                f"model_name_or_path={model_name_or_path!r} and model={model!r} are two models: "
+                "give one."
+            )
         self.verbose = verbose
         self._source = open_source(
-            model=model_name_or_path,
+            model=model_name_or_path or model,
             reranker=reranker,
             base_url=base_url,
             api_key=api_key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKEND = "vllm-async"
 DEFAULT_TIMEOUT_S = 60.0
+_OF_A_CALL = ("model", "query", "documents", "doc_ids", "top_n", "explain")
+"""What `core_rerank.rerank` takes besides the settings of an engine."""
 
 
 class Scored(NamedTuple):
@@ -67,9 +70,15 @@ def open_source(
         settings: further arguments of `Reranker`; engines are shared with `core_rerank.rerank`.
 
     Raises:
-        ValueError: more than one of these says where to rank, or a server is given settings.
+        ValueError: more than one of these says where to rank, a server is given settings, or a
+            setting is none of `Reranker`'s.
     """
     settings = {name: value for name, value in (settings or {}).items() if value is not None}
+    if wrong := [name for name in _OF_A_CALL if name in settings]:
+        raise ValueError(
+            f"settings may not hold {', '.join(wrong)}: they are arguments of core_rerank.Reranker "
+            "such as dtype; the model is an argument of its own, the others belong to a call."
+        )
     if reranker is not None:
         if base_url is not None or model is not None or settings:
             raise ValueError(
@@ -158,7 +167,7 @@ class RemoteSource:
                 response = client.post(self._url, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return self._read(response, len(texts))
+        return self._read(response, len(texts), top_n)
 
     async def arank(
         self, query: str, texts: Sequence[str], top_n: int | None = None
@@ -171,7 +180,7 @@ class RemoteSource:
                 response = await client.post(self._url, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return self._read(response, len(texts))
+        return self._read(response, len(texts), top_n)
 
     def _options(self) -> dict[str, Any]:
         return {"headers": self._headers, "timeout": self._timeout_s, "verify": _tls()}
@@ -193,7 +202,8 @@ class RemoteSource:
     def _unreachable(self, error: Exception) -> RemoteError:
         return RemoteError(f"{self._url} did not answer: {type(error).__name__} {error}".rstrip())
 
-    def _read(self, response: httpx.Response, count: int) -> list[Scored]:
+    def _read(self, response: httpx.Response, count: int, top_n: int | None) -> list[Scored]:
+        """The best ``top_n`` of ``count`` texts; some servers answer all whatever was asked."""
         if response.status_code != 200:
             raise RemoteError(
                 f"{self._url} answered {response.status_code}: {_told(response)}",
@@ -204,11 +214,23 @@ class RemoteSource:
                 Scored(int(item["index"]), float(item["relevance_score"]))
                 for item in response.json()["results"]
             ]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise RemoteError(f"{self._url} answered no ranking: {error!r}.", 200) from error
         if len({item.index for item in found} & set(range(count))) != len(found):
             raise RemoteError(f"{self._url} ranked documents that were not sent, or twice.", 200)
-        return sorted(found, key=lambda item: -item.score)
+        for index, score in found:
+            if not math.isfinite(score):
+                raise RemoteError(
+                    f"{self._url} scored document {index} {score}, which is no finite number.", 200
+                )
+        wanted = count if top_n is None else min(top_n, count)
+        if len(found) < wanted:
+            raise RemoteError(
+                f"{self._url} ranked {len(found)} documents where {wanted} were asked for, of "
+                f"{count} sent.",
+                200,
+            )
+        return sorted(found, key=lambda item: -item.score)[:wanted]
 
 
 def _httpx() -> Any:

@@ -55,6 +55,13 @@ class TooLarge(ServiceError):
     error_type = "Validation"
 
 
+class NotJSON(ServiceError):
+    """The body is said to be something else, or nothing is said of it."""
+
+    status = 415
+    error_type = "Validation"
+
+
 class TooSlow(ServiceError):
     """The body did not arrive in time."""
 

@@ -25,6 +25,7 @@ log = logging.getLogger("core_rerank.service")
 OPEN_PATHS = {"/health", "/ready", *page.PATHS}
 """Answered without a key: they tell nothing, and a page cannot send one when it loads."""
 BODY_TIMEOUT_S = 20.0
+"""For the whole body of a request, from the moment that it is first read."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -119,13 +120,17 @@ class Gate:
     def _bounded(self, receive: Receive) -> Receive:
         """``receive`` that refuses a body too large, or one that does not come."""
         read, more = 0, True
+        deadline: float | None = None
 
         async def bounded() -> Message:
-            nonlocal read, more
+            nonlocal read, more, deadline
             if not more:  # what is waited for now is the caller's leaving
                 return await receive()
+            if deadline is None:
+                deadline = asyncio.get_running_loop().time() + BODY_TIMEOUT_S
             try:
-                message = await asyncio.wait_for(receive(), BODY_TIMEOUT_S)
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
             except TimeoutError:
                 raise Refused(
                     TooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s.", field="body")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from .errors import BadRequest, Invalid, ServiceError
+from .errors import BadRequest, Invalid, NotJSON, ServiceError
 from .responses import Problem
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def install(app: FastAPI) -> None:
         return answer(error, request.state.request_id)
 
     def invalid(request: Request, error: Any) -> JSONResponse:
-        return answer(_validation(error), request.state.request_id)
+        told = _validation(error) if _says_json(request) else _not_json(request)
+        return answer(told, request.state.request_id)
 
     def http_error(request: Request, error: Any) -> JSONResponse:
         if isinstance(error, Refused):
@@ -74,6 +76,19 @@ def log_failure(request_id: str, error: BaseException) -> None:
     """Where it failed and with what, without the message: that may quote a document."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("request %s failed with %s\n%s", request_id, type(error).__name__, frames)
+
+
+def _says_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return re.fullmatch(r"application/(.+\+)?json", kind) is not None
+
+
+def _not_json(request: Request) -> ServiceError:
+    given = request.headers.get("content-type")
+    told = "no Content-Type" if given is None else f"Content-Type {given[:100]!r}"
+    return NotJSON(
+        f"the request has {told}: send Content-Type: application/json.", field="Content-Type"
+    )
 
 
 def _validation(error: RequestValidationError) -> ServiceError:

@@ -60,10 +60,26 @@ TopN = Annotated[StrictInt, Field(ge=1, description="How many to return; all by 
 Priority = Annotated[StrictInt, Field(ge=0, le=999, description="0 is the most urgent.")]
 
 
-class _Body(BaseModel):
-    """Unknown fields are ignored: clients send what other services know."""
+class _Fields(BaseModel):
+    """Unknown fields are ignored: clients send what other services know, and null for defaults."""
 
     model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, body: Any) -> Any:
+        if not isinstance(body, Mapping):
+            return body
+        needed = {
+            name
+            for name, field in cls.model_fields.items()
+            if field.is_required() and field.validation_alias is None  # else under another name
+        }
+        return {name: v for name, v in body.items() if v is not None or name in needed}
+
+
+class _Body(_Fields):
+    """What all requests have that rank documents for one query."""
 
     query: Text
     priority: Priority = 0
@@ -119,10 +135,8 @@ class ExplainRequest(_Body):
     max_tokens_per_doc: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
-class ScoreRequest(BaseModel):
+class ScoreRequest(_Fields):
     """``/score``, as vLLM has it: 1:1, 1:N or N:N."""
-
-    model_config = ConfigDict(extra="ignore")
 
     queries: Text | list[Text] = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"))
     documents: Text | list[Text] = Field(
@@ -137,11 +151,11 @@ class ScoreRequest(BaseModel):
         queries, documents = self.sides()
         if len(queries) not in (1, len(documents)):
             raise ValueError(
-                f"{len(queries)} queries (text_1) and {len(documents)} documents (text_2): give "
-                "one query, or as many queries as documents"
+                f"has {len(queries)} queries (text_1) for {len(documents)} documents (text_2): "
+                "give one query, or as many queries as documents"
             )
         if any(not query.strip() for query in queries):
-            raise ValueError("a query (text_1) is blank: give queries with text")
+            raise ValueError("has a blank query (text_1): give queries with text")
         return self
 
     def sides(self) -> tuple[list[str], list[str]]:
@@ -154,9 +168,10 @@ def _listed(texts: str | list[str]) -> list[str]:
 
 
 def _shape(body: Any) -> str | None:
-    if not isinstance(body, Mapping) or ("texts" in body and "documents" in body):
+    if not isinstance(body, Mapping):
         return None
-    return "texts" if "texts" in body else "documents"
+    given = [name for name in ("texts", "documents") if body.get(name) is not None]
+    return None if len(given) == 2 else "".join(given) or "documents"
 
 
 PlainRerankRequest = Annotated[

@@ -110,8 +110,7 @@ class Problem(BaseModel):
 
 
 def relevance(score: float, raw: bool = False) -> float:
-    """``score`` as it is, or its logistic function: above 0.5 where the query paid more attention
-    than "N/A" did."""
+    """``score`` as it is, or its logistic function: above 0.5 where the sum is above 0."""
     if raw:
         return score
     if score >= 0:

@@ -38,7 +38,7 @@ from .settings import ServiceSettings
 from .workload import RankTask, Workload
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)
+    status: {"model": Problem} for status in (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
 
 

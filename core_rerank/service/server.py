@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import signal
 import socket
 import threading
@@ -24,6 +26,8 @@ log = logging.getLogger("core_rerank.service")
 
 ENGINE_DIED = 3
 """Exit code of a service whose engine is gone; 0 is a stop that was asked for."""
+_LAST_ANSWERS_S = 2
+"""After ``drain_s``, to write 503 to whoever still waits, before uvicorn cancels without a word."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,15 +81,19 @@ class Service:
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+            timeout_graceful_shutdown=math.ceil(settings.drain_s) + _LAST_ANSWERS_S,
         )
-        self._server = _Server(config, started, self.stop)
+        self._server = _Server(
+            config, started, self.stop, settings.drain_s, self._workload.drop_taken
+        )
 
     def run(self) -> int:
         """Answer requests until ``stop``, SIGINT or SIGTERM; the process's exit code.
 
-        A stop ends the taking of requests; those taken get ``drain_s`` to end, and 0 is returned.
-        A dead engine ends it too, with `ENGINE_DIED`. A second SIGINT waits for nothing.
+        A stop ends the taking of requests; those taken get ``drain_s`` to end, are answered 503
+        after it, and 0 is returned. What runs in a thread cannot be stopped and is waited for, as
+        with the transformers backend. A dead engine ends it too, with `ENGINE_DIED`. A second
+        SIGINT waits for no answer.
         """
         self._server.run(sockets=[self._bound])
         return ENGINE_DIED if self._engine_died else 0
@@ -102,19 +110,36 @@ class Service:
 
 
 class _Server(uvicorn.Server):
-    """Says when it has started, and raises no signal again when it has ended by one."""
+    """Says when it has started, and raises no signal again when it has ended by one.
+
+    ``drop`` is called ``drain_s`` after a stop, where requests are still not answered.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, tell_started: Callable[[], None], stop: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        tell_started: Callable[[], None],
+        stop: Callable[[], None],
+        drain_s: float,
+        drop: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._tell_started = tell_started
         self._stop = stop
+        self._drain_s = drain_s
+        self._drop = drop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._tell_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self._drain_s, self._drop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

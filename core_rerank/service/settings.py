@@ -21,7 +21,8 @@ class ServiceSettings:
         max_running: requests in the engine at a time; None chooses by the backend.
         max_waiting: requests that wait for those; more are refused with 429.
         timeout_s: longest time a request may take, its waiting included.
-        drain_s: time that requests get to end when the service is stopped.
+        drain_s: time that requests get to end when the service is stopped, before they are
+            answered 503; what runs in a thread is waited for.
     """
 
     served_names: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ class Workload:
         self.max_running = settings.max_running or shared
         self._admission = Admission(self.max_running, settings.max_waiting)
         self._ended: Unavailable | None = None
+        self._no_more_time = asyncio.Event()
         metrics.watch("running_requests", "Requests in the engine.", lambda: self.running)
         metrics.watch("waiting_requests", "Requests in the queue.", lambda: self.waiting)
         metrics.watch("ready", "1 where requests are taken.", lambda: float(self.ended is None))
@@ -77,6 +78,10 @@ class Workload:
         if self._ended is None:
             self._ended = Unavailable(why, retry_after_s=10)
 
+    def drop_taken(self) -> None:
+        """Answer those that were taken with 503: the time to end them is over."""
+        self._no_more_time.set()
+
     def check_engine(self) -> bool:
         """Whether the engine lives; if not, no request is taken any more."""
         try:
@@ -96,23 +101,32 @@ class Workload:
     ) -> list[Ranking]:
         """The rankings of ``tasks``, which count as one request.
 
-        The work is dropped when ``timeout_s`` is over or ``client_gone()`` ends.
+        The work is dropped when ``timeout_s`` is over, ``client_gone()`` ends, or `drop_taken` is
+        called. Of an engine whose callers take turns the task that runs then still ends.
 
         Raises:
-            ServiceError: refused, too late, nobody there any more, a query that does not fit, or
-                a failure of the engine.
+            ServiceError: refused, too late, nobody there any more, a query that does not fit, a
+                service that stops, or a failure of the engine.
         """
         if self._ended is not None:
             self._metrics.dropped.labels("unavailable").inc()
             raise self._ended
         work = asyncio.ensure_future(self._in_turn(tasks, priority))
         gone = asyncio.ensure_future(client_gone())
+        stopped = asyncio.ensure_future(self._no_more_time.wait())
+        everything = (work, gone, stopped)
         try:
-            await asyncio.wait((work, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(everything, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
             if gone.done():
                 raise ClientGone("the caller closed the connection.")
+            if stopped.done():
+                self._metrics.dropped.labels("unavailable").inc()
+                raise Unavailable(
+                    "the service stopped before this request was done: send it again.",
+                    retry_after_s=10,
+                )
             raise DeadlineExceeded(
                 f"no answer within {timeout_s:g} s, waiting included: send fewer documents, or "
                 "come back later.",
@@ -122,14 +136,15 @@ class Workload:
             self._count(error)
             raise
         finally:
-            for future in (work, gone):
+            for future in everything:
                 future.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(*everything, return_exceptions=True)
 
     async def _in_turn(self, tasks: Sequence[RankTask], priority: int) -> list[Ranking]:
         await self._admission.enter(priority)
         started = time.perf_counter()
-        ranking = asyncio.ensure_future(self._rank_all(tasks))
+        dropped = asyncio.Event()
+        ranking = asyncio.ensure_future(self._rank_all(tasks, dropped))
 
         def over(done: asyncio.Future[list[Ranking]]) -> None:
             self._admission.leave(time.perf_counter() - started)
@@ -137,16 +152,22 @@ class Workload:
                 done.exception()  # a caller who left does not ask for it
 
         ranking.add_done_callback(over)
-        # What runs in a thread cannot be stopped: it keeps its turn until it ends.
-        return await (ranking if self.reranker.shares_batches else asyncio.shield(ranking))
+        if self.reranker.shares_batches:
+            return await ranking
+        # The task in the thread cannot be stopped: it keeps its turn until it ends.
+        try:
+            return await asyncio.shield(ranking)
+        finally:
+            dropped.set()
 
-    async def _rank_all(self, tasks: Sequence[RankTask]) -> list[Ranking]:
+    async def _rank_all(self, tasks: Sequence[RankTask], dropped: asyncio.Event) -> list[Ranking]:
+        """One task after the other where they do not share batches, and none once ``dropped``."""
         try:
             if self.reranker.shares_batches:
                 async with asyncio.TaskGroup() as group:
                     running = [group.create_task(self._rank(task)) for task in tasks]
                 return [task.result() for task in running]
-            return [await self._rank(task) for task in tasks]
+            return [await self._rank(task) for task in tasks if not dropped.is_set()]
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 

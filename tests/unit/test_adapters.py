@@ -15,6 +15,7 @@ from services import DOCUMENTS, QUERY, behind_socket, fake_reranker
 
 from core_rerank import MissingDependencyError, Ranking, Reranker
 from core_rerank.integrations.cross_encoder import CoreCrossEncoder
+from core_rerank.integrations.source import open_source
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +163,94 @@ def test_haystack_saves_and_runs_in_a_pipeline(
     local = CoreRerankRanker(model="org/model", window="all", settings={"max_tokens_per_doc": 9})
     data = local.to_dict()
     assert CoreRerankRanker.from_dict(copy.deepcopy(data)).to_dict() == data
+    bare = CoreRerankRanker.from_dict({"type": data["type"]})
+    assert bare.to_dict() == CoreRerankRanker().to_dict()
     for wrong in ({"top_k": 0}, {"top_k": None}, {"window": 0}, {"strategy": "x"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             CoreRerankRanker(**wrong)
+
+
+class Asked:
+    """Instead of `core_rerank.rerank`: keeps the queries, ranks with a running reranker."""
+
+    def __init__(self, reranker: Reranker) -> None:
+        self.reranker = reranker
+        self.queries: list[str] = []
+        self.on_the_loop = 0
+
+    def rerank(self, query: str, texts: Any, model: str, **settings: Any) -> Ranking:
+        self.queries.append(query)
+        try:
+            asyncio.get_running_loop()
+            self.on_the_loop += 1
+        except RuntimeError:
+            pass
+        return self.reranker.rerank(query, texts, top_n=settings["top_n"])
+
+    async def arerank(self, query: str, texts: Any, model: str, **settings: Any) -> Ranking:
+        self.queries.append(query)
+        return await self.reranker.arerank(query, texts, top_n=settings["top_n"])
+
+
+def test_haystack_warms_up_once(
+    haystack: Any, reranker: Reranker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from core_rerank.integrations import source
+    from core_rerank.integrations.haystack import CoreRerankRanker
+
+    def pipeline_of(ranker: Any) -> Any:
+        pipeline = haystack.Pipeline()
+        pipeline.add_component("ranker", ranker)
+        return pipeline
+
+    given = {
+        "ranker": {"query": QUERY, "documents": [haystack.Document(content=t) for t in DOCUMENTS]}
+    }
+    asked = Asked(reranker)
+    monkeypatch.setattr(source, "rerank", asked.rerank)
+    monkeypatch.setattr(source, "arerank", asked.arerank)
+    pipeline = pipeline_of(CoreRerankRanker(model="org/model"))
+    for _ in range(2):
+        pipeline.run(given)
+    assert asked.queries == ["warm up", QUERY, QUERY]
+
+    asked.queries.clear()
+    pipeline = pipeline_of(CoreRerankRanker(model="org/model"))
+
+    async def twice() -> None:
+        for _ in range(2):
+            await pipeline.run_async(given)
+
+    asyncio.run(twice())
+    assert asked.queries == ["warm up", QUERY, QUERY]
+    assert asked.on_the_loop == 0
+
+    running = Asked(reranker)
+    monkeypatch.setattr(reranker, "rerank", running.rerank)
+    ranker = CoreRerankRanker(reranker=reranker)
+    ranker.warm_up()
+    asyncio.run(ranker.warm_up_async())
+    assert running.queries == []
+
+
+def test_haystack_warms_up_again_after_a_failure(
+    haystack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from core_rerank.integrations import source
+    from core_rerank.integrations.haystack import CoreRerankRanker
+
+    tries: list[str] = []
+
+    def broken(query: str, *_: Any, **__: Any) -> Ranking:
+        tries.append(query)
+        raise OSError("no such model")
+
+    monkeypatch.setattr(source, "rerank", broken)
+    ranker = CoreRerankRanker(model="org/model")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such model"):
+            ranker.warm_up()
+    assert tries == ["warm up"] * 2
 
 
 # ------------------------------------------------------------------ CrossEncoder and BEIR
@@ -247,6 +333,22 @@ def test_rerankers(reranker: Reranker, expected: Ranking, url: str) -> None:
     assert given.metadata == {"m": 1}
     with pytest.raises(ValueError, match="doc_ids has 1 entries for 2 documents"):
         ranker.rank(QUERY, ["a", "b"], doc_ids=[1])
+
+
+def test_rerankers_takes_the_model_under_either_name() -> None:
+    pytest.importorskip("rerankers")
+    from core_rerank.integrations.rerankers import CoreRanker
+
+    for ranker in (CoreRanker("org/m"), CoreRanker(model="org/m"), CoreRanker("org/m", model=None)):
+        assert ranker._source.model_name == "org/m"
+    with pytest.raises(ValueError, match="'org/m' and model='org/other'"):
+        CoreRanker("org/m", model="org/other")
+
+
+@pytest.mark.parametrize("name", ["model", "query", "documents", "doc_ids", "top_n", "explain"])
+def test_settings_that_belong_to_a_call_are_refused_at_once(name: str) -> None:
+    with pytest.raises(ValueError, match=f"settings may not hold {name}"):
+        open_source(settings={name: 1, "dtype": "float32"})
 
 
 @pytest.mark.parametrize(

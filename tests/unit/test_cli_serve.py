@@ -56,9 +56,18 @@ def test_beyond_this_machine_it_needs_a_key() -> None:
 
 def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused = run("--port", str(taken.getsockname()[1]))
-    assert refused.exit_code != 0
+        port = taken.getsockname()[1]
+        refused = run("--port", str(port))
+    assert refused.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port} (" in refused.stderr
     assert "in use" in refused.stderr
+    assert "give another --port or --host" in refused.stderr
+
+
+def test_a_host_that_is_not_ours_is_said() -> None:
+    refused = run("--host", "no-such-host.invalid", "--allow-unauthenticated", "--port", "0")
+    assert refused.exit_code == 2
+    assert "cannot listen on no-such-host.invalid:0 (" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,15 @@ def test_filtered_tokens_are_marked_and_explained_in_the_legend() -> None:
     marked = [attrs for tag, attrs in outline.tags if tag == "i" and attrs.get("class") == "n9 out"]
     assert [attrs["title"] for attrs in marked] == ["−3 (filtered)"]
     assert "left out as an outlier" in page
+    assert "counts against the document" in page
+
+
+def test_the_legend_is_true_of_heads_without_calibration_too() -> None:
+    scores = (TokenScore("for", 0, 3, 1.0), TokenScore(" against", 3, 11, -2.0))
+    page = render(ranking(ranked("for against", -1.0, 1, scores)))
+    assert "counts against the document" in page
+    assert "N/A" not in page
+    assert "left out as an outlier" not in page
 
 
 def test_everything_a_caller_gives_is_escaped() -> None:

@@ -182,6 +182,9 @@ MISTAKES = [
     ("/v2/rerank", {"query": QUERY, "documents": ["a"]}, 422, "model", "missing"),
     ("/v2/rerank", {**GOOD, "model": "rerank-v3.5"}, 404, "model", "rerank-v3.5.*test/fake"),
     ("/v2/rerank", {**GOOD, "query": "  "}, 422, "query", "blank"),
+    ("/v2/rerank", {**GOOD, "query": None}, 422, "query", "string"),
+    ("/v2/rerank", {**GOOD, "documents": None}, 422, "documents", "list"),
+    ("/rerank", {"query": QUERY, "texts": None}, 422, "documents", "missing"),
     ("/v2/rerank", {**GOOD, "query": 3}, 422, "query", "string"),
     ("/v2/rerank", {**GOOD, "query": "\ud800"}, 422, "query", "surrogate"),
     ("/v2/rerank", {**GOOD, "documents": {"text": "a"}}, 422, "documents", "list"),
@@ -211,9 +214,11 @@ MISTAKES = [
     ("/rerank", {"query": "", "texts": ["a"]}, 422, "query", "blank"),
     ("/rerank", {"query": QUERY, "texts": ["a"], "truncation_direction": "Left"}, 422,
      "truncation_direction", "Right"),
-    ("/score", {"text_1": [QUERY, QUERY], "text_2": ["a", "b", "c"]}, 422, "body", "2 queries"),
+    ("/score", {"text_1": [QUERY, QUERY], "text_2": ["a", "b", "c"]}, 422, "body",
+     r"^body has 2 queries \(text_1\) for 3 documents \(text_2\): give one query"),
     ("/score", {"text_1": QUERY, "text_2": []}, 400, "documents", "empty"),
-    ("/score", {"text_1": " ", "text_2": ["a"]}, 422, "body", "blank"),
+    ("/score", {"text_1": " ", "text_2": ["a"]}, 422, "body", "^body has a blank query"),
+    ("/score", {"text_1": None, "text_2": ["a"]}, 422, "queries", "missing"),
     ("/score", {"text_1": QUERY}, 422, "documents", "missing"),
     ("/score", {"text_1": QUERY, "text_2": ["a", 1]}, 422, "text_2[1]", "string"),
     ("/v1/explain", {"query": QUERY, "documents": [{"text": "a", "title": 1}]}, 422,
@@ -280,6 +285,54 @@ def test_what_is_no_json(reranker: Reranker) -> None:
         "field": "body",
     }
     assert "Traceback" not in "".join(response.text for response in responses)
+
+
+@pytest.mark.parametrize("path", ["/v2/rerank", "/v1/rerank", "/rerank", "/score", "/v1/explain"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_a_body_of_another_type_is_415(reranker: Reranker, path: str, kind: str | None) -> None:
+    async def ask(kind: str | None) -> httpx.Response:
+        async with in_process(reranker) as client:
+            headers = {} if kind is None else {"content-type": kind}
+            body = {**GOOD, "queries": QUERY}
+            return await client.post(path, content=json.dumps(body), headers=headers)
+
+    refused = asyncio.run(ask(kind))
+    assert refused.status_code == 415
+    assert refused.json()["message"].endswith("send Content-Type: application/json.")
+    assert (kind or "no Content-Type") in refused.json()["message"]
+    assert refused.json()["field"] == "Content-Type"
+    for good in ("Application/JSON; charset=utf-8", "application/vnd.api+json"):
+        assert asyncio.run(ask(good)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "needed", "optional"),
+    [
+        ("/v2/rerank", {**GOOD}, ["top_n", "max_tokens_per_doc", "priority"]),
+        ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS},
+         ["model", "top_n", "return_documents", "rank_fields", "max_tokens_per_doc", "raw_scores",
+          "priority"]),
+        ("/rerank", {"query": QUERY, "documents": DOCUMENTS}, ["texts", "return_documents"]),
+        ("/rerank", {"query": QUERY, "texts": DOCUMENTS},
+         ["documents", "raw_scores", "return_text", "truncate", "truncation_direction",
+          "priority"]),
+        ("/score", {"text_1": QUERY, "text_2": DOCUMENTS},
+         ["queries", "items", "model", "use_activation", "priority"]),
+        ("/v1/explain", {"query": QUERY, "documents": DOCUMENTS},
+         ["model", "top_n", "max_tokens_per_doc", "priority"]),
+    ],
+)  # fmt: skip
+def test_null_means_the_default(
+    reranker: Reranker, path: str, needed: dict[str, Any], optional: list[str]
+) -> None:
+    plain = post(reranker, path, needed)
+    nulls = post(reranker, path, {**needed, **dict.fromkeys(optional)})
+    assert (plain.status_code, nulls.status_code) == (200, 200), nulls.text
+    if isinstance(plain.json(), list):
+        assert nulls.json() == plain.json()
+    else:
+        own = {"id": "", "created": 0}
+        assert {**nulls.json(), **own} == {**plain.json(), **own}
 
 
 def test_served_names(reranker: Reranker) -> None:
