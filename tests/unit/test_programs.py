@@ -180,6 +180,35 @@ def test_salts_keep_apart_what_is_computed_differently() -> None:
     assert with_salt({"prompt_token_ids": [1], "cache_salt": "x"}, run)["cache_salt"] != "x"
 
 
+def test_a_program_that_failed_leaves_its_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other program's; where too many are remembered, all leave theirs."""
+    monkeypatch.setattr("hook_runtime.conductor.MAX_GENERATIONS", 2)
+    reads, add, scale, ablate = (
+        Program(HiddenStateProbe([1])),
+        Program((), AddVector([1], ONES)),
+        Program((), ScaleHeads(["0-0"], 0)),
+        Program((), Ablate([1], ONES)),
+    )
+    held = conductor()
+    seen: set[str] = set()
+
+    def salts() -> list[str]:
+        runs = [held.begin(p, 9) for p in (add, scale, ablate)]
+        return [with_salt({"prompt_token_ids": [1]}, run)["cache_salt"] for run in runs]
+
+    before = salts()
+    assert salts() == before
+    held.leave_cache(held.begin(reads, 9))
+    assert salts() == before
+    for program, changed in ((add, {0}), (add, {0}), (scale, {1}), (ablate, {0, 1, 2})):
+        seen.update(before)
+        held.leave_cache(held.begin(program, 9))
+        now = salts()
+        assert {i for i in range(3) if now[i] != before[i]} == changed
+        assert not {now[i] for i in changed} & seen
+        before = now
+
+
 def test_sampling_parameters_carry_the_program() -> None:
     whole, last = (
         conductor().begin(Program(HiddenStateProbe([1], positions=p)), 9) for p in ("all", "last")
@@ -214,6 +243,8 @@ def test_sizes_are_known_before_the_run() -> None:
     assert size(HeadOutputProbe(["0-0", "1-1"], positions="prompt")) == 2 * 10 * 2 * 4
     assert size(HiddenStateProbe([1], positions=(12, 40))) == 2 * 8 * 4
     small = conductor(limit=100)
+    assert small.parts([50, 50, 60, 40, 1]) == [range(2), range(2, 4), range(4, 5)]
+    assert small.parts([0] * 8193) == [range(8192), range(8192, 8193)]
     small.check_sizes([50, 50])
     with pytest.raises(ProbeError, match="max_capture_bytes"):
         small.check_sizes([50, 51])
@@ -239,6 +270,24 @@ def test_vectors_are_sent_once_and_dropped_when_they_outgrow_their_room(
     assert held.load([programs[1]]).drop == digests[:1]
     held.forget()
     assert len(held.load(programs).vectors) == 3
+
+
+def test_after_a_lost_call_workers_keep_only_what_is_needed() -> None:
+    """What is in use is sent again: it can be dropped later only if it is known to be held."""
+    programs = [Program((), AddVector([1], i * ONES)) for i in (1, 2, 3)]
+    digests = [next(iter(p.vectors)) for p in programs]
+    held = conductor()
+    held.loaded(held.load(programs[:2]))
+    running = held.begin(programs[0], 3)
+    assert held.load(programs).keep is None
+    held.forget()
+    load = held.load([programs[2]])
+    assert load.keep is not None
+    assert sorted(load.keep) == sorted([digests[0], digests[2]])
+    assert sorted(v["digest"] for v in load.vectors) == sorted(load.keep)
+    held.loaded(load)
+    assert held.load([programs[0], programs[2]]) == ([], [], None)
+    held.end_run(running)
 
 
 def answer(read: list[dict[str, Any]], done: int = 12) -> dict[str, Any]:
