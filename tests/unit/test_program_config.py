@@ -201,6 +201,17 @@ def test_projection() -> None:
     assert found == {"layers": [2], "positions": [1, 3], "values": [[4, 8]]}
     with pytest.raises(ProbeError, match="there is no probe 1"):
         Projection(Vector([0, 2]), probe=1).analyze(reading(states=(states,)))
+    with pytest.raises(ProbeError, match="vector has 3 numbers, but probe 0 read 2"):
+        Projection(Vector([0, 2, 1])).analyze(reading(states=(states,)))
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_projection_of_nothing(width: int) -> None:
+    """Nothing was generated: no worker knows how wide it would have been."""
+    nothing = np.zeros((1, 0, width), np.float32)
+    states = States(HiddenStateProbe([2], positions="generated"), (6, 6), nothing)
+    with pytest.raises(ProbeError, match=r"probe 0 \('generated'\) read no token"):
+        Projection(Vector([0, 2])).analyze(reading(states=(states,)))
 
 
 # ---------------------------------------------------------------- the command

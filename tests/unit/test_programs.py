@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from hook_runtime.conductor import Conductor, states_of, with_program, with_salt
+from hook_runtime.desk import Plan
 from hook_runtime.errors import ProbeError, ProgramError, UnsupportedVLLMError
 from hook_runtime.interventions import Ablate, AddVector, ProjectTo, ScaleHeads
 from hook_runtime.positions import reach
 from hook_runtime.probes import HeadOutputProbe, HiddenStateProbe
+from hook_runtime.program_work import Work
 from hook_runtime.programs import ModelShape, Program
-from hook_runtime.specs import ModelInfo
+from hook_runtime.specs import AttentionProbe, ModelInfo
 from hook_runtime.templates import AttentionTemplate
 from hook_runtime.vectors import Vector
 
@@ -66,6 +68,16 @@ def test_vectors_come_from_safetensors_only(tmp_path: Path) -> None:
         Vector.load(tmp_path / "pickle.safetensors")
     with pytest.raises(ProbeError, match="there is no file"):
         Vector.load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn"])
+def test_vectors_of_any_float_type(tmp_path: Path, kind: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    values = torch.tensor([1.0, -0.5, 4.0, 0.25]).to(getattr(torch, kind))
+    save_file({"a": values}, tmp_path / "a.safetensors")
+    assert Vector.load(tmp_path / "a.safetensors") == Vector([1.0, -0.5, 4.0, 0.25])
 
 
 # ---------------------------------------------------------------- positions and checks
@@ -337,6 +349,30 @@ def test_nothing_was_generated_to_read() -> None:
     assert states.positions == (10, 10)
 
 
+@pytest.mark.parametrize(
+    ("probe", "size"),
+    [
+        (AttentionProbe(["0-0", "1-1"], (9, 10), ((0, 4), (5, 8))), 2 * 7 * 4),
+        (AttentionProbe(["0-0", "1-1"], (9, 10), ((0, 4), (5, 8)), "documents"), 2 * 2 * 4),
+        (AttentionProbe(["0-0", "1-1"], (9, 10), ((0, 4),), sum_heads=True), 4 * 4),
+        (AttentionProbe("all", (9, 10), ((0, 4),)), 4 * 6 * 4 * 4),
+    ],
+)
+def test_attention_counts_too(probe: AttentionProbe, size: int) -> None:
+    """Whether it is the call's or the program's, beside what the program reads."""
+
+    def work(plan: Plan, own: AttentionProbe | None) -> int:
+        params = SimpleNamespace(max_tokens=5)
+        return Work.of(list(range(10)), plan, own, params, None, None, conductor()).size
+
+    template = AttentionTemplate(
+        probe.heads, probe.query_span, probe.spans, probe.reduction, probe.sum_heads
+    )
+    assert work(Plan(), probe) == work(Plan(None, template), None) == size
+    assert work(Plan(Program(HiddenStateProbe([1]))), probe) == size + 8 * 4
+    assert work(Plan(), None) == 0
+
+
 # ---------------------------------------------------------------- templates
 
 
@@ -397,3 +433,36 @@ def test_states_in_a_file(tmp_path: Path) -> None:
     save_file({"x": values}, tmp_path / "other.safetensors")
     with pytest.raises(ProbeError, match="holds no states"):
         load_states(tmp_path / "other.safetensors")
+
+
+def test_files_that_hold_no_states(tmp_path: Path) -> None:
+    from hook_runtime.analyzers import Reading
+    from hook_runtime.probes import States
+    from hook_runtime.state_files import load_states, save_reading
+
+    path = tmp_path / "a.safetensors"
+    values = np.ones((1, 3, 4), np.float32)
+    states = States(HiddenStateProbe([1], positions="all"), (0, 3), values)
+    save_reading(path, Reading("7", (1,), (), None, None, (states,)))
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    wrong = {
+        "text": b"# A readme, which is text and no header",
+        "three bytes": b"abc",
+        "empty": b"",
+        "cut off in its header": whole[: 8 + size // 2],
+        "cut off in its values": whole[:-8],
+        "a header of noise": whole[:8] + b"\xff" * size,
+        "a list": (2).to_bytes(8, "little") + b"[]",
+        "a probe missing": whole.replace(b"states.0", b"states.9"),
+        "another program": whole.replace(b"hidden_state", b"hidden_stale"),
+    }
+    for name, content in wrong.items():
+        file = tmp_path / name
+        file.write_bytes(content)
+        with pytest.raises(ProbeError, match=name):
+            load_states(file)
+    with pytest.raises(ProbeError, match="there is no file"):
+        load_states(tmp_path / "none")
+    with pytest.raises(ProbeError, match="not a safetensors file"):
+        load_states(tmp_path)
