@@ -138,7 +138,10 @@ class AsyncHookLLM(AsyncPrograms):
         *,
         lora_request: Any = None,
     ) -> tuple[Any, Capture]:
-        """Generate as usual and capture: vLLM's final output, and what the probe read."""
+        """Generate as usual and capture: vLLM's final output, and what the probe read.
+
+        No program runs, neither the default one: that is ``perform(probe=...)``.
+        """
         self.check_open()
         self._session.check_whole()
         if sampling_params is None:

@@ -55,8 +55,8 @@ class HookLLM(SyncPrograms):
         layers: None loads the whole model; ``"auto"`` loads and runs only the layers up to the
             last of ``heads``; a number keeps that many. A cut engine captures but cannot generate.
         name: the model's name in `ModelInfo`; defaults to ``model``.
-        config: path of a program's config (see `hook_runtime.config`): requests that name no other
-            program run it.
+        config: path of a program's config (see `hook_runtime.config`): requests of ``generate``,
+            ``chat`` and ``perform`` that name no other program run it.
         programs: compile the model with doors to its residual stream, which programs on hidden
             states need, unless the engine runs eagerly; None does so where ``config`` needs it.
         max_capture_bytes: the most that the programs of one call may read.
@@ -165,7 +165,8 @@ class HookLLM(SyncPrograms):
 
         Prompts are vLLM's; a probed one must be text or token ids. Sampling parameters and LoRA
         requests are one for all or one a prompt; a probed request must ask for one completion
-        (``n=1``). Errors are those of ``capture``.
+        (``n=1``). No program runs, neither the default one: that is ``perform(probes=...)``.
+        Errors are those of ``capture``.
         """
         self._check_open()
         self._session.check_whole()

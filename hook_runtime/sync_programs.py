@@ -38,7 +38,8 @@ class SyncPrograms(Programmed):
         Args:
             name: by which requests ask for it.
             program: a `Program`, or the path of a config.
-            default: requests that name no program run it.
+            default: requests of ``generate``, ``chat`` and ``perform`` that name no program run
+                it; those of ``probe`` and ``capture`` never run one.
 
         Raises:
             ConfigError: the config is wrong.

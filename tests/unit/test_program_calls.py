@@ -18,7 +18,6 @@ from hook_runtime.analyzers import Analyzer, Reading
 from hook_runtime.async_programs import AsyncPrograms
 from hook_runtime.desk import MAX_READINGS, Plan
 from hook_runtime.errors import ProbeError, ProgramError
-from hook_runtime.follower import EXTRA_ARG
 from hook_runtime.interventions import AddVector
 from hook_runtime.probes import HiddenStateProbe
 from hook_runtime.programs import Program
@@ -179,7 +178,8 @@ async def end(engine: Online) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "left"), [(fail, True), (fail_streaming, True), (cancel, True), (leave, True), (end, False)]
+    ("how", "left"),
+    [(fail, True), (fail_streaming, True), (cancel, True), (leave, True), (end, False)],
 )
 def test_what_an_unknown_outcome_left_in_the_cache_is_left(how: Any, left: bool) -> None:
     async def run() -> list[str]:
