@@ -139,14 +139,11 @@ def schema(*known: tuple[str, ...]) -> type[BaseModel]:
 
 def _named(data: Any, group: Group) -> tuple[str, ...]:
     """The built-in names of the group, and those that the config names: no other is imported."""
-    found = data.get("analyzer" if group == "analyzers" else group) if _is_table(data) else None
+    table = data if isinstance(data, dict) else {}
+    found = table.get("analyzer" if group == "analyzers" else group)
     entries = found if isinstance(found, list) else [found]
-    types = [entry.get("type") for entry in entries if _is_table(entry)]
+    types = [entry.get("type") for entry in entries if isinstance(entry, dict)]
     return tuple(n for n in names(group) if n in types or n in built_in_names(group))
-
-
-def _is_table(data: Any) -> bool:
-    return isinstance(data, dict)
 
 
 def _any_of(group: Group, known: tuple[str, ...]) -> Any:

@@ -80,15 +80,14 @@ def find(group: Group, name: str) -> Any:
         found = point.load()
     except Exception as error:  # another package's code may raise anything
         raise ProbeError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-    base = _base(group)
+    base, kind = _base(group), getattr(found, "kind", None)
     if not isinstance(found, type) or not issubclass(found, base):
         raise ProbeError(f"{where} must be a class that derives from {base.__name__}: {found!r}.")
     if not dataclasses.is_dataclass(found):
         raise ProbeError(f"{where} must be a dataclass, whose fields are its parameters.")
-    if found.kind != name:
+    if kind != name:
         raise ProbeError(
-            f"{where} is registered as {name!r}, but its kind is {found.kind!r}: they must be "
-            "the same."
+            f"{where} is registered as {name!r}, but its kind is {kind!r}: they must be the same."
         )
     return found
 

@@ -88,7 +88,7 @@ def _check_spans(spans: Any) -> None:
         raise ProbeError(f"spans must ascend without overlap, and in no prompt do {list(spans)}.")
 
 
-def _some_prompt_fits(spans: Sequence[Span]) -> bool:
+def _some_prompt_fits(spans: Sequence[Any]) -> bool:
     """Whether there is a length of the prompt with which these spans lie in it, in this order.
 
     A place is ``a`` or, from the end, ``length + a``: that one comes before another bounds the

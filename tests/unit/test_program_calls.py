@@ -1,4 +1,4 @@
-"""Calls with programs, on engines that only pretend to compute: what is sent, counted and analyzed."""
+"""Calls with programs, on engines that only pretend to compute: what is sent and counted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ import pytest
 
 from hook_runtime import compat
 from hook_runtime.analyzers import Analyzer, Reading
+from hook_runtime.async_engine import AsyncHookLLM
 from hook_runtime.async_programs import AsyncPrograms
 from hook_runtime.desk import MAX_READINGS, Plan
+from hook_runtime.engine import HookLLM
 from hook_runtime.errors import ProbeError, ProgramError
 from hook_runtime.interventions import AddVector
 from hook_runtime.probes import HiddenStateProbe
+from hook_runtime.program_state import ProgramState
 from hook_runtime.programs import Program
-from hook_runtime.specs import ModelInfo
+from hook_runtime.session import Session
+from hook_runtime.specs import AttentionProbe, Head, ModelInfo
 from hook_runtime.sync_programs import SyncPrograms
 
 MODEL = ModelInfo("tiny", None, 4, 4, 6, 512, "float32", "cpu", "vllm")
@@ -270,3 +274,132 @@ def test_chat_passes_its_adapter_on(program: Program | None) -> None:
     messages, adapter = [{"role": "user", "content": "x"}], object()
     engine.chat(messages, params(), program=program, lora_request=adapter)
     assert engine.adapters == [adapter]
+
+
+# ---------------------------------------------------------------- attention computed once more
+
+
+PROBE = AttentionProbe(["1-1"], (3, 4), ((0, 3),))
+CAPTURED = {"heads": (Head(1, 1),), "values": np.ones((1, 3), np.float32)}
+
+
+def session() -> Session:
+    scheduler = SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=8)
+    config = SimpleNamespace(scheduler_config=scheduler, lora_config=None)
+    made = Session(MODEL, config, [{"heads": [6] * 4}])
+    made.held = frozenset({Head(1, 1)})
+    return made
+
+
+def second_fails(method: str, args: Sequence[Any], fails: bool) -> list[Any]:
+    """What the workers say of the run that goes with the second computation."""
+    again = method == "hook_runtime_states" and any(run_id == "p1" for run_id, _ in args[0])
+    return answers(method, args, "a fault" if fails and again else None)
+
+
+class Capturing(HookLLM):
+    """Finds the prefix uncaptured the first time."""
+
+    def __init__(self, fails: bool) -> None:
+        self._session, self._lock, self._closed = session(), threading.RLock(), False
+        self._leftover, self._leftover_runs = [], []
+        self._begin_programs(1 << 20)
+        self.fails = fails
+        self.tries = 0
+
+    @property
+    def tokenizer(self) -> Any:
+        return None
+
+    def _submit(self, batch: Any, ordinary: Any, progress: bool) -> Any:
+        self.tries += 1
+        result = {"incomplete": "not captured"} if self.tries == 1 else dict(CAPTURED)
+        return [output("r", GENERATED)], [result]
+
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
+        return second_fails(method, args, self.fails)
+
+
+class CapturingOnline(AsyncHookLLM):
+    """The same, for many callers."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(SimpleNamespace(engine_core=None, errored=False), 1 << 20)
+        self._session, self._tokenizer = session(), None
+        self.fails = fails
+        self.tries = 0
+
+    async def _submit(self, submission: Any) -> Any:
+        self.tries += 1
+        return 0, output("r", GENERATED if self.tries == 1 else GENERATED[:1])
+
+    async def _rpc_on(self, rank: int, method: str, *args: Any) -> list[Any]:
+        if method == "hook_runtime_take" and self.tries == 1:
+            return [[{"incomplete": "not captured"}] * len(args[0])]
+        if method == "hook_runtime_take":
+            return [[{"heads": [[1, 1]], "values": CAPTURED["values"].tobytes()}] * len(args[0])]
+        return second_fails(method, args, self.fails)
+
+
+def perform_offline(fails: bool) -> Any:
+    engine = Capturing(fails)
+    return engine.perform([PROMPT], STEERED, params(), probes=[PROBE])[0]
+
+
+def perform_online(fails: bool) -> Any:
+    async def run() -> Any:
+        return await CapturingOnline(fails).perform(PROMPT, STEERED, params(), probe=PROBE)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("perform", [perform_offline, perform_online])
+def test_attention_computed_once_more_without_its_program_never_comes_back(
+    perform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "count_engines", lambda _: 1)
+    monkeypatch.setattr("hook_runtime.engine.one_token", params)
+    monkeypatch.setattr("hook_runtime.async_engine.one_token", params)
+    monkeypatch.setattr("hook_runtime.async_engine.engine_alive", contextlib.nullcontext)
+    monkeypatch.setattr("hook_runtime.engine.engine_alive", contextlib.nullcontext)
+    done = perform(False)
+    assert done.reading.attention.values.tolist() == [[1, 1, 1]]
+    assert done.reading.attention.recomputed
+    assert done.reading.states[0].positions == (0, 6)
+    with pytest.raises(ProgramError, match="a fault"):
+        perform(True)
+
+
+def test_a_cancelled_hold_leaves_no_vectors_for_ever() -> None:
+    """The next one says what to keep; the worker drops the rest."""
+    engine = Online()
+    held: dict[str, Any] = {}
+    lost = True
+
+    async def rpc(steps: Any) -> Any:
+        nonlocal lost
+        call = next(steps)
+        with contextlib.suppress(StopIteration):
+            while True:
+                if call.method != "hook_runtime_hold":
+                    call = steps.send(answers(call.method, call.arguments))
+                    continue
+                ProgramState.hold(worker, *call.arguments)
+                if lost:
+                    lost = False
+                    steps.throw(asyncio.CancelledError())
+                call = steps.send([None])
+
+    worker: Any = SimpleNamespace(_vectors=held, _tensors={}, _programs={}, device="cpu")
+    programs = [Program((), AddVector([1], np.full(2, i))) for i in (1, 2)]
+    engine._perform = rpc  # type: ignore[method-assign, assignment]
+
+    async def run() -> None:
+        await engine._perform(engine._opened())
+        with pytest.raises(asyncio.CancelledError):
+            await engine._perform(engine._sent(programs[:1]))
+        assert set(held) == set(programs[0].vectors)
+        await engine._perform(engine._sent(programs[1:]))
+        assert set(held) == set(programs[1].vectors)
+
+    asyncio.run(run())
