@@ -14,7 +14,6 @@ from hook_runtime.state_files import load_states, save_reading
 
 
 def test_states_in_a_file(tmp_path: Path) -> None:
-
     values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     states = (
         States(HiddenStateProbe([3, 1], positions=(2, 5)), (2, 5), values),
@@ -36,7 +35,6 @@ def test_states_in_a_file(tmp_path: Path) -> None:
 
 
 def test_files_that_hold_no_states(tmp_path: Path) -> None:
-
     path = tmp_path / "a.safetensors"
     values = np.ones((1, 3, 4), np.float32)
     states = States(HiddenStateProbe([1], positions="all"), (0, 3), values)
