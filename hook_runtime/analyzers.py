@@ -102,6 +102,15 @@ class Projection(Analyzer):
         states = reading.states[self.probe]
         if not isinstance(states.probe, HiddenStateProbe):
             raise ProbeError(f"projection: probe {self.probe} reads no hidden states.")
+        if states.values.size == 0:
+            raise ProbeError(
+                f"projection: probe {self.probe} ({states.probe.positions!r}) read no token."
+            )
+        if states.values.shape[-1] != self.vector.width:
+            raise ProbeError(
+                f"projection: the vector has {self.vector.width} numbers, but probe {self.probe} "
+                f"read {states.values.shape[-1]} a token."
+            )
         direction = self.vector.values / np.linalg.norm(self.vector.values)
         return {
             "layers": list(states.probe.layers),

@@ -138,7 +138,10 @@ class AsyncHookLLM(AsyncPrograms):
         *,
         lora_request: Any = None,
     ) -> tuple[Any, Capture]:
-        """Generate as usual and capture: vLLM's final output, and what the probe read."""
+        """Generate as usual and capture: vLLM's final output, and what the probe read.
+
+        No program runs, neither the default one: that is ``perform(probe=...)``.
+        """
         self.check_open()
         self._session.check_whole()
         if sampling_params is None:
@@ -254,10 +257,14 @@ class AsyncHookLLM(AsyncPrograms):
         try:
             for attempt in range(1, TRIES + 1):
                 submission = session.submission(ask, fresh=attempt > 1)
-                rank, ended = await self._submit(submission)
-                left_engine.set()
-                output = output or ended
-                workers = await self._fetchers[rank].fetch(submission.capture_id)
+                again = ask.run if attempt > 1 else None
+                with self._discarded_on_error(again):
+                    rank, ended = await self._submit(submission)
+                    left_engine.set()
+                    output = output or ended
+                    workers = await self._fetchers[rank].fetch(submission.capture_id)
+                    if again is not None:  # attention without the program is another model's
+                        await self._states(again, 1)
                 result = merge_ranks(workers, request)
                 if result.get("stale"):
                     session.leave_cache(submission)
@@ -273,8 +280,6 @@ class AsyncHookLLM(AsyncPrograms):
         run = ask.run
         if run is not None and self._conductor is not None:
             run = self._conductor.again(run)
-            if run is not None:
-                self._dropped_runs.append(run.run_id)
         return ask._replace(params=one_token(), run=run)
 
     async def _submit(self, submission: Submission) -> tuple[int, Any]:

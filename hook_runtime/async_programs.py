@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .conductor import Conductor, Run, states_of, with_program, with_salt
 from .desk import DEFAULT
-from .exchange import one_token
+from .exchange import gives_deltas, one_token, with_whole_output
 from .fetcher import Fetcher
 from .hooked import Call
 from .probes import States
@@ -31,7 +31,6 @@ class AsyncPrograms(Programmed):
         super()._begin_programs(max_capture_bytes)
         self._loading = asyncio.Lock()
         self._ends: dict[str, int] = {}
-        self._dropped_runs: list[str] = []
         self._states_fetcher = Fetcher(self._take_states)
 
     # ------------------------------------------------------------ the public side
@@ -50,8 +49,8 @@ class AsyncPrograms(Programmed):
         """vLLM's ``AsyncLLM.generate``, with a request id of its own where none is given.
 
         ``program`` is as in ``HookLLM.generate``. What it read is there for ``analyze`` and
-        ``reading`` once the last output has been taken; ProgramError comes then, if at all. An
-        attention probe in the program needs ``perform``.
+        ``reading`` once the last output has been taken; ProgramError comes then, if at all. Where
+        the program has an attention probe the last output is the only one, and whole.
         """
         self.check_open()
         self._session.check_whole()
@@ -73,15 +72,21 @@ class AsyncPrograms(Programmed):
             assert run is not None
             sent = with_salt({"prompt_token_ids": list(work.tokens)}, run)
             final = None
+            deltas = gives_deltas(sampling_params)
+            generated: list[int] = []
             async for output in self._stream(sent, with_program(sampling_params, run), **kwargs):
+                if not deltas:
+                    generated.clear()
+                generated.extend(output.outputs[0].token_ids)
                 if output.finished:
                     final = output  # held back until the program is known to be carried out
                 else:
                     yield output
             if final is None:
+                self._drop(run)
                 return
-            self._keep(work, final, None, await self._states(run, final))
-            yield final
+            self._keep(work, final, generated, None, await self._states(run, len(generated)))
+        yield final
 
     async def chat(
         self,
@@ -109,7 +114,8 @@ class AsyncPrograms(Programmed):
     ) -> Performed:
         """Generate under a program: the final output, and what was read.
 
-        Arguments and errors are those of ``HookLLM.perform``, for one prompt.
+        Arguments and errors are those of ``HookLLM.perform``, for one prompt. The output is
+        whole, whatever ``sampling_params.output_kind`` says.
         """
         self.check_open()
         if sampling_params is None and self.model.layers_kept < self.model.num_layers:
@@ -127,8 +133,9 @@ class AsyncPrograms(Programmed):
             conductor.check_sizes([work.size])
             async with self._running(work, conductor) as run:
                 output, capture = await self._output(work, run)
-                states = await self._states(run, output) if run is not None else ()
-            return self._keep(work, output, capture, states)
+                generated = output.outputs[0].token_ids
+                states = await self._states(run, len(generated)) if run is not None else ()
+            return self._keep(work, output, generated, capture, states)
 
     # ------------------------------------------------------------ one request
 
@@ -154,13 +161,19 @@ class AsyncPrograms(Programmed):
             conductor.end_run(run)
 
     @contextlib.contextmanager
-    def _discarded_on_error(self, run: Run) -> Iterator[None]:
+    def _discarded_on_error(self, run: Run | None) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if not self._closed:
-                self._states_fetcher.discard(run.run_id)
+            if run is not None and not self._closed:
+                self._drop(run)
             raise
+
+    def _drop(self, run: Run) -> None:
+        """It failed, or its outcome will not be fetched."""
+        assert self._conductor is not None
+        self._states_fetcher.discard(run.run_id)
+        self._conductor.leave_cache(run)
 
     async def _output(self, work: Work, run: Run | None) -> tuple[Any, Capture | None]:
         if work.probe is not None:
@@ -168,7 +181,7 @@ class AsyncPrograms(Programmed):
             self._check(ask)
             await self._ensure_held([ask.request])
             return await self._captured(ask, asyncio.Event())
-        prompt, params = work.prompt, work.params
+        prompt, params = work.prompt, with_whole_output(work.params)
         if run is not None:
             prompt = with_salt({"prompt_token_ids": list(work.tokens)}, run)
             params = with_program(params, run)
@@ -177,8 +190,7 @@ class AsyncPrograms(Programmed):
             final = output
         return final, None
 
-    async def _states(self, run: Run, output: Any) -> tuple[States, ...]:
-        generated = len(output.outputs[0].token_ids)
+    async def _states(self, run: Run, generated: int) -> tuple[States, ...]:
         self._ends[run.run_id] = run.end(generated)
         try:
             workers = await self._states_fetcher.fetch(run.run_id)
@@ -191,14 +203,18 @@ class AsyncPrograms(Programmed):
     ) -> list[list[dict[str, Any]]]:
         """Of all engines: a worker of another one than the request's knows nothing of it."""
         asked = [[run_id, self._ends.get(run_id, 0)] for run_id in run_ids]
-        dropped, self._dropped_runs = self._dropped_runs, []
-        return await self._rpc("hook_runtime_states", asked, [*unwanted, *dropped])
+        return await self._rpc("hook_runtime_states", asked, unwanted)
 
     def _keep(
-        self, work: Work, output: Any, capture: Capture | None, states: tuple[States, ...]
+        self,
+        work: Work,
+        output: Any,
+        generated: Sequence[int],
+        capture: Capture | None,
+        states: tuple[States, ...],
     ) -> Performed:
         prompt = work.tokens or output.prompt_token_ids or ()
-        reading = reading_of(output, prompt, capture, work.probe, states)
+        reading = reading_of(output, prompt, generated, capture, work.probe, states)
         self._desk.keep([(reading, work.analyzer)])
         return Performed(output, reading)
 

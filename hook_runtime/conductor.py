@@ -24,15 +24,21 @@ from .vectors import Vector
 
 MAX_VECTOR_BYTES = 256 << 20
 MAX_CAPTURE_BYTES = 1 << 30
+MAX_GENERATIONS = 10_000  # programs remembered by name that left a prefix cache
+MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A program under way in one request, under the id by which its results are fetched."""
+    """A program under way in one request, under the id by which its results are fetched.
+
+    ``salt`` keeps what it changes apart in the prefix cache; None where it changes nothing.
+    """
 
     run_id: str
     program: Program
     prompt_len: int
+    salt: str | None
 
     def end(self, generated: int) -> int:
         """First position not needed for so many generated tokens: the last is never computed."""
@@ -40,10 +46,14 @@ class Run:
 
 
 class Load(NamedTuple):
-    """What ``hook_runtime_hold`` takes: vectors to hold from now on, digests to drop."""
+    """What ``hook_runtime_hold`` takes: vectors to hold from now on, digests to drop.
+
+    ``keep`` is given where nobody knows what the workers hold: they drop all but these.
+    """
 
     vectors: list[dict[str, Any]]
     drop: list[str]
+    keep: list[str] | None = None
 
 
 class Conductor:
@@ -64,6 +74,11 @@ class Conductor:
         self._ids = itertools.count()
         self._held: OrderedDict[str, int] = OrderedDict()
         self._in_use: dict[str, int] = {}
+        self._used: dict[str, Vector] = {}
+        self._unknown = False
+        self._generations = itertools.count(1)
+        self._oldest = 0
+        self._generation: dict[str, int] = {}
 
     # ------------------------------------------------------------ before it runs
 
@@ -94,7 +109,7 @@ class Conductor:
             )
 
     def parts(self, sizes: Sequence[int]) -> list[range]:
-        """Requests in batches that may each bring back ``max_capture_bytes`` at most.
+        """Requests in batches of ``MAX_BATCH`` that bring back ``max_capture_bytes`` at most.
 
         Raises ProbeError where a single one could bring back more.
         """
@@ -102,7 +117,8 @@ class Conductor:
         start, total = 0, 0
         for i, size in enumerate(sizes):
             self.check_sizes([size])
-            if i > start and total + size > self.max_capture_bytes:
+            full = i - start == MAX_BATCH or total + size > self.max_capture_bytes
+            if i > start and full:
                 parts.append(range(start, i))
                 start, total = i, 0
             total += size
@@ -116,6 +132,8 @@ class Conductor:
         wanted: dict[str, Vector] = {}
         for program in programs:
             wanted.update(program.vectors)
+        if self._unknown:
+            wanted.update(self._used)
         for digest in wanted:
             if digest in self._held:
                 self._held.move_to_end(digest)
@@ -129,7 +147,8 @@ class Conductor:
                 if digest not in wanted and not self._in_use.get(digest):
                     drop.append(digest)
                     size -= nbytes
-        return Load([v.to_wire() for v in missing], drop)
+        keep = list(wanted) if self._unknown else None
+        return Load([v.to_wire() for v in missing], drop, keep)
 
     def loaded(self, load: Load) -> None:
         """The workers did as ``load`` said."""
@@ -137,28 +156,47 @@ class Conductor:
             self._held.pop(digest, None)
         for vector in load.vectors:
             self._held[vector["digest"]] = len(vector["data"])
+        if load.keep is not None:
+            self._unknown = False
 
     def forget(self) -> None:
-        """Nobody knows what the workers hold: everything is sent again."""
+        """Nobody knows what the workers hold: everything is sent again, the rest dropped."""
         self._held.clear()
+        self._unknown = True
 
     def begin(self, program: Program, prompt_len: int) -> Run:
         """A run of a resolved program; ``end_run`` it."""
-        for digest in program.vectors:
+        for digest, vector in program.vectors.items():
             self._in_use[digest] = self._in_use.get(digest, 0) + 1
-        return Run(f"p{next(self._ids)}", program, prompt_len)
+            self._used[digest] = vector
+        salt = program.salt(prompt_len)
+        if salt is not None:
+            salt = f"{salt}/{self._generation.get(program.digest, self._oldest)}"
+        return Run(f"p{next(self._ids)}", program, prompt_len, salt)
 
     def again(self, run: Run) -> Run | None:
         """What a request computed once more must run: the same interventions, nothing to read."""
+        if not run.program.interventions:
+            return None
         program = Program((), run.program.interventions)
-        return Run(f"p{next(self._ids)}", program, run.prompt_len) if program != Program() else None
+        return Run(f"p{next(self._ids)}", program, run.prompt_len, run.salt)
+
+    def leave_cache(self, run: Run) -> None:
+        """It failed, or nobody knows how it went: what it left in the prefix cache may be of an
+        unchanged model, so its program uses another from now on."""
+        if run.salt is None:
+            return
+        if len(self._generation) >= MAX_GENERATIONS:
+            self._generation.clear()
+            self._oldest = next(self._generations)
+        self._generation[run.program.digest] = next(self._generations)
 
     def end_run(self, run: Run) -> None:
         """The run needs its vectors no more."""
         for digest in run.program.vectors:
             self._in_use[digest] -= 1
             if not self._in_use[digest]:
-                del self._in_use[digest]
+                del self._in_use[digest], self._used[digest]
 
 
 def with_program(params: Any, run: Run) -> Any:
@@ -168,7 +206,7 @@ def with_program(params: Any, run: Run) -> Any:
     params = copy.copy(params)
     params.extra_args = {
         **(params.extra_args or {}),
-        EXTRA_ARG: {"id": run.run_id, "program": run.program.wire},
+        EXTRA_ARG: {"id": run.run_id, "program": run.program.wire, "salt": run.salt},
     }
     if run.program.reads_prompt(run.prompt_len):
         params.skip_reading_prefix_cache = True
@@ -177,10 +215,10 @@ def with_program(params: Any, run: Run) -> Any:
 
 def with_salt(prompt: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """The prompt, apart in the prefix cache from those that other interventions change."""
-    salt = run.program.salt(run.prompt_len)
-    if salt is None:
+    if run.salt is None:
         return dict(prompt)
-    return {**prompt, "cache_salt": f"{prompt.get('cache_salt') or 'hook_runtime'}/program/{salt}"}
+    base = prompt.get("cache_salt") or "hook_runtime"
+    return {**prompt, "cache_salt": f"{base}/program/{run.salt}"}
 
 
 # ---------------------------------------------------------------- what came back

@@ -16,21 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    Strict,
+    ValidationError,
+    create_model,
+)
 
 from .analyzers import Analyzer
 from .errors import ConfigError, ProbeError
 from .programs import Program
-from .registry import GROUPS, Group, find, names
+from .registry import GROUPS, Group, built_in_names, find, names
 from .specs import Head
 from .templates import AttentionTemplate
 from .vectors import Vector
+
+STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 class VectorFile(BaseModel):
     """A tensor of a safetensors file, [hidden] or [layers, hidden]."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
 
     file: str = Field(description="Path of the safetensors file, relative to the config's folder.")
     name: str | None = Field(None, description="The tensor's name; needed where there are several.")
@@ -67,9 +77,11 @@ def load_config(path: str | Path) -> ProgramConfig:
     path = Path(path)
     data = _read(path)
     try:
-        checked: Any = schema().model_validate(data)
+        checked: Any = schema(*(_named(data, group) for group in GROUPS)).model_validate(data)
     except ValidationError as error:
         raise ConfigError(_explain(path, error)) from None
+    except ProbeError as error:
+        raise ConfigError(f"{path}: {error}") from error
     attention: list[AttentionTemplate] = []
     probes: list[Any] = []
     for i, entry in enumerate(checked.probes):
@@ -94,15 +106,19 @@ def load_config(path: str | Path) -> ProgramConfig:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a config, with whatever is registered here."""
-    found = schema().model_json_schema()
+    """The JSON schema of a config, with whatever is registered here.
+
+    Raises:
+        ProbeError: another package registered something that cannot be loaded.
+    """
+    found = schema(*(tuple(names(group)) for group in GROUPS)).model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 
 
 @functools.cache
-def schema() -> type[BaseModel]:
-    """The pydantic model of a config."""
-    probes, interventions, analyzers = (_any_of(group) for group in GROUPS)
+def schema(*known: tuple[str, ...]) -> type[BaseModel]:
+    """The pydantic model of a config that knows these names of each of the `GROUPS`."""
+    probes, interventions, analyzers = map(_any_of, GROUPS, known)
     lists: dict[str, Any] = {
         "probes": (list[probes], Field(default_factory=list)),
         "interventions": (list[interventions], Field(default_factory=list)),
@@ -110,7 +126,7 @@ def schema() -> type[BaseModel]:
     }
     return create_model(
         "ProgramConfig",
-        __config__=ConfigDict(extra="forbid"),
+        __config__=STRICT,
         __doc__="A program for hook_runtime: what to read and change inside a model.",
         model=(str, Field(description="Hugging Face id or local folder.", min_length=1)),
         revision=(str | None, Field(None, description="Commit, tag or branch of the model.")),
@@ -121,9 +137,27 @@ def schema() -> type[BaseModel]:
 # ---------------------------------------------------------------- the schema
 
 
-def _any_of(group: Group) -> Any:
-    """Any registered class of the group, told apart by ``type``."""
-    kinds = [_entry(find(group, name)) for name in names(group)]
+def _named(data: Any, group: Group) -> tuple[str, ...]:
+    """The built-in names of the group, and those that the config names: no other is imported."""
+    table = data if isinstance(data, dict) else {}
+    found = table.get("analyzer" if group == "analyzers" else group)
+    entries = found if isinstance(found, list) else [found]
+    types = [entry.get("type") for entry in entries if isinstance(entry, dict)]
+    return tuple(n for n in names(group) if n in types or n in built_in_names(group))
+
+
+def _any_of(group: Group, known: tuple[str, ...]) -> Any:
+    """Any of the group's classes with these names, told apart by ``type``."""
+    kinds = []
+    for name in known:
+        kind = find(group, name)
+        try:
+            kinds.append(_entry(kind))
+        except (NameError, TypeError, PydanticUserError) as error:
+            raise ProbeError(
+                f"{group[:-1]} {name!r} ({kind.__module__}:{kind.__qualname__}) has fields that "
+                f"no config can hold: {type(error).__name__}: {error}"
+            ) from error
     union = functools.reduce(operator.or_, kinds)
     return Annotated[union, Field(discriminator="type")] if len(kinds) > 1 else union
 
@@ -135,15 +169,20 @@ def _entry(kind: Any) -> Any:
     for field in dataclasses.fields(kind):
         if not field.init:
             continue
-        default = ... if field.default is dataclasses.MISSING else field.default
-        values[field.name] = (_in_files(hints[field.name]), default)
+        values[field.name] = (_in_files(hints[field.name]), _default(field))
     doc = (kind.__doc__ or "").strip().partition("\n\n")[0]
     return create_model(
         kind.__name__,
-        __config__=ConfigDict(extra="forbid"),
+        __config__=STRICT,
         __doc__=" ".join(doc.split()),
         **values,
     )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is dataclasses.MISSING else field.default
 
 
 def _in_files(hint: Any) -> Any:
@@ -157,7 +196,7 @@ def _in_files(hint: Any) -> Any:
         inner = tuple(a if a is Ellipsis else _in_files(a) for a in arguments)
         if inner[-1] is Ellipsis:
             return Annotated[list[inner[0]], Field(min_length=1)]
-        return tuple[inner]  # type: ignore[valid-type]
+        return Annotated[tuple[inner], Strict(False)]  # type: ignore[valid-type]
     if origin in (typing.Union, types.UnionType):
         return functools.reduce(operator.or_, (_in_files(a) for a in arguments))
     return hint
@@ -199,6 +238,8 @@ def _make(group: Group, entry: BaseModel, path: Path, key: str) -> Any:
         return kind(**values)
     except ProbeError as error:
         raise ConfigError(f"{path}: {key}: {error}") from error
+    except Exception as error:  # another package's code may raise anything
+        raise ConfigError(f"{path}: {key}: {type(error).__name__}: {error}") from error
 
 
 def _holds_vector(hint: Any) -> bool:
@@ -245,8 +286,9 @@ def _message(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "missing":
         return "this key is needed."
     if problem["type"] == "union_tag_invalid":
-        context = problem["ctx"]
-        return f"type {context['tag']!r} is not one of {context['expected_tags']}."
+        group: Group = "analyzers" if problem["loc"][0] == "analyzer" else problem["loc"][0]
+        allowed = ", ".join(map(repr, names(group)))
+        return f"type {problem['ctx']['tag']!r} is not one of {allowed}."
     if problem["type"] == "union_tag_not_found":
         return "the key 'type' is needed: it says which one is meant."
     return f"{problem['msg']}, but the value is {problem['input']!r:.80}."

@@ -46,7 +46,7 @@ class ProgramInfo:
 
     Attributes:
         name: by which requests ask for it.
-        default: requests that name no program run it.
+        default: requests of ``generate``, ``chat`` and ``perform`` that name no program run it.
         probes, interventions, analyzer: their types, in order.
         digest: equal for programs that do the same to the model.
     """

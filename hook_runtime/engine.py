@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from . import compat
-from .conductor import MAX_CAPTURE_BYTES, Run, with_program, with_salt
+from .conductor import MAX_BATCH, MAX_CAPTURE_BYTES, Run, with_program, with_salt
 from .desk import CONFIG, configured
 from .errors import ClosedError, IncompleteCaptureError, ProbeError
 from .exchange import merge_ranks, one_token, per_prompt
@@ -22,7 +22,6 @@ from .specs import AttentionProbe, Capture, CaptureRequest, Head
 from .sync_programs import SyncPrograms
 
 T = TypeVar("T")
-MAX_BATCH = 8192  # requests in one generate: bounds what the workers keep for one fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class HookLLM(SyncPrograms):
         layers: None loads the whole model; ``"auto"`` loads and runs only the layers up to the
             last of ``heads``; a number keeps that many. A cut engine captures but cannot generate.
         name: the model's name in `ModelInfo`; defaults to ``model``.
-        config: path of a program's config (see `hook_runtime.config`): requests that name no other
-            program run it.
+        config: path of a program's config (see `hook_runtime.config`): requests of ``generate``,
+            ``chat`` and ``perform`` that name no other program run it.
         programs: compile the model with doors to its residual stream, which programs on hidden
             states need, unless the engine runs eagerly; None does so where ``config`` needs it.
         max_capture_bytes: the most that the programs of one call may read.
@@ -166,7 +165,8 @@ class HookLLM(SyncPrograms):
 
         Prompts are vLLM's; a probed one must be text or token ids. Sampling parameters and LoRA
         requests are one for all or one a prompt; a probed request must ask for one completion
-        (``n=1``). Errors are those of ``capture``.
+        (``n=1``). No program runs, neither the default one: that is ``perform(probes=...)``.
+        Errors are those of ``capture``.
         """
         self._check_open()
         self._session.check_whole()
@@ -258,20 +258,30 @@ class HookLLM(SyncPrograms):
         for i in again:
             if results[i].get("stale"):
                 session.leave_cache(sent[i])
-            ask = asks[i]._replace(params=one_token())
-            if ask.run is not None and self._conductor is not None:
-                once_more = self._conductor.again(ask.run)
-                ask = ask._replace(run=once_more)
-                if once_more is not None:
-                    self._leftover_runs.append(once_more.run_id)
-            batch = [session.submission(ask, fresh=True)]
-            _, (results[i],) = self._submit(batch, _NONE, False)
+            results[i] = self._once_more(asks[i])
         redone = set(again)
         captures = [
             session.capture(ask.request, result, outputs[i], 2 if i in redone else 1)
             for i, (ask, result) in enumerate(zip(asks, results, strict=True))
         ]
         return outputs, captures
+
+    def _once_more(self, ask: Ask) -> dict[str, Any]:
+        """Only to capture; what its program reads is known from the first time."""
+        run = ask.run
+        if run is not None and self._conductor is not None:
+            run = self._conductor.again(run)
+        ask = ask._replace(params=one_token(), run=run)
+        try:
+            submission = self._session.submission(ask, fresh=True)
+            _, (result,) = self._submit([submission], _NONE, False)
+            if run is not None:  # attention without the program would be another model's
+                self._perform(self._fetched([run], [1], []))
+        except BaseException:
+            if run is not None:
+                self._leftover_runs.append(run.run_id)
+            raise
+        return result
 
     def _groups(self, requests: list[CaptureRequest]) -> Iterable[range]:
         """Batches; where all heads are read, ones whose prompts fit one prefill step each."""

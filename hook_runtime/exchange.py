@@ -43,11 +43,22 @@ def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
             "probe": json.dumps(probe.to_json()),
         },
     }
-    # The first output tells that the prompt is computed, the last one holds all of the text.
-    params.output_kind = compat.symbol("vllm.sampling_params", "RequestOutputKind").CUMULATIVE
+    params = with_whole_output(params)
     if probe.heads == "all":  # never False here: vLLM sets True itself for prompt_logprobs
         params.skip_reading_prefix_cache = True
     return params
+
+
+def with_whole_output(params: Any) -> Any:
+    """A copy whose first output tells that the prompt is computed, and whose last holds it all."""
+    params = copy.copy(params)
+    params.output_kind = compat.symbol("vllm.sampling_params", "RequestOutputKind").CUMULATIVE
+    return params
+
+
+def gives_deltas(params: Any) -> bool:
+    """Whether each output has only the tokens since the last one."""
+    return params.output_kind == compat.symbol("vllm.sampling_params", "RequestOutputKind").DELTA
 
 
 def merge_ranks(ranks: list[dict[str, Any]], request: CaptureRequest) -> dict[str, Any]:

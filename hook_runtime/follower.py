@@ -19,6 +19,7 @@ from .programs import Program
 from .results import Part
 
 EXTRA_ARG = "hook_runtime_program"
+MAX_SPOILT = 10_000  # salts remembered; the engine's side uses new ones once it knows
 
 
 class Piece(NamedTuple):
@@ -46,6 +47,7 @@ class RunningProgram:
             computes again is not read twice.
         announced: its results can be fetched.
         failure: why the program was not carried out, if so.
+        salt: of its prefix cache; None where the program changes nothing.
     """
 
     request_id: str
@@ -60,6 +62,7 @@ class RunningProgram:
     read_until: dict[int, int] = field(default_factory=dict)
     announced: bool = False
     failure: str | None = None
+    salt: str | None = None
 
     def fail(self, reason: str) -> None:
         if self.failure is None:
@@ -90,6 +93,8 @@ class Follower:
         """``read`` turns the text that a request carries into its program."""
         self._read = read
         self._running: dict[str, RunningProgram] = {}
+        self._arriving: list[str | None] = []
+        self._spoilt: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -98,33 +103,56 @@ class Follower:
         """Stop following every request; those that were followed."""
         followed = list(self._running.values())
         self._running.clear()
+        for salt in (*self._arriving, *(run.salt for run in followed)):
+            self._spoil(salt)
         return followed
 
     def step(self, output: Any) -> tuple[list[Stretch], list[tuple[str, str]]]:
         """Take in one ``SchedulerOutput``: stretches of this step; runs refused and why."""
+        self._spoil_failed()
         if self._running:
             for request_id in output.finished_req_ids:
                 self._running.pop(request_id, None)
         stretches: list[Stretch] = []
         refused: list[tuple[str, str]] = []
-        for new in output.scheduled_new_reqs:
-            carried = _carried(new)
-            if carried is None:
-                continue
+        arriving = [(n, c) for n in output.scheduled_new_reqs if (c := _carried(n)) is not None]
+        self._arriving = [carried.get("salt") for _, carried in arriving]
+        for new, carried in arriving:
             before = self._running.pop(new.req_id, None)
             try:
                 run = self._begin(new, carried, before)
-            except (ProbeError, ValueError, TypeError) as error:
+            except ProbeError as error:
                 refused.append((carried["id"], str(error)))
+                self._spoil(carried.get("salt"))
                 continue
             self._running[new.req_id] = run
             stretches.append(_stretch(run, new.num_computed_tokens, output))
         if self._running:
             stretches.extend(self._continued(output))
+            resumed = output.scheduled_cached_reqs.resumed_req_ids
+            self._fail_spoilt(stretches, {new.req_id for new, _ in arriving} | set(resumed))
         return stretches, refused
 
+    def _fail_spoilt(self, stretches: list[Stretch], entered: set[str]) -> None:
+        """A cached prefix may be of a request whose program failed: computed without it."""
+        self._spoil_failed()
+        for run, start, _ in stretches:
+            if start > 0 and run.request_id in entered and run.salt in self._spoilt:
+                run.fail("its prefix was cached by a request whose program failed")
+
+    def _spoil_failed(self) -> None:
+        for run in self._running.values():
+            if run.failure is not None:
+                self._spoil(run.salt)
+
+    def _spoil(self, salt: str | None) -> None:
+        if salt is not None:
+            self._spoilt[salt] = None
+            if len(self._spoilt) > MAX_SPOILT:
+                del self._spoilt[next(iter(self._spoilt))]
+
     def _begin(
-        self, new: Any, carried: dict[str, str], before: RunningProgram | None
+        self, new: Any, carried: dict[str, Any], before: RunningProgram | None
     ) -> RunningProgram:
         if new.prompt_token_ids is None or new.mm_features:
             raise ProbeError("a program needs a text prompt, given as text or token ids.")
@@ -132,7 +160,12 @@ class Follower:
         if before is not None:  # resumed after a preemption, by the V2 runner
             before.blocks = blocks
             return before
-        program = self._read(carried["program"])
+        try:
+            program = self._read(carried["program"])
+        except ProbeError:
+            raise
+        except Exception as error:  # another package's code may raise anything
+            raise ProbeError(f"{type(error).__name__}: {error}") from error
         return RunningProgram(
             request_id=new.req_id,
             run_id=carried["id"],
@@ -142,6 +175,7 @@ class Follower:
             blocks=blocks,
             done=new.num_computed_tokens,
             first=new.num_computed_tokens,
+            salt=carried.get("salt"),
         )
 
     def _continued(self, output: Any) -> Iterator[Stretch]:
@@ -165,7 +199,7 @@ def _stretch(run: RunningProgram, computed: int, output: Any) -> Stretch:
     return Stretch(run, computed, computed + output.num_scheduled_tokens[run.request_id])
 
 
-def _carried(new: Any) -> dict[str, str] | None:
+def _carried(new: Any) -> dict[str, Any] | None:
     params = new.sampling_params
     found = (params.extra_args or {}).get(EXTRA_ARG) if params is not None else None
     return found if isinstance(found, dict) and {"id", "program"} <= found.keys() else None

@@ -80,8 +80,16 @@ class ProgramState:
 
     # ------------------------------------------------------------ vectors held
 
-    def hold(self, vectors: Sequence[Mapping[str, Any]], drop: Sequence[str]) -> None:
-        """Hold these vectors (``Vector.to_wire``), and no longer those of these digests."""
+    def hold(
+        self,
+        vectors: Sequence[Mapping[str, Any]],
+        drop: Sequence[str],
+        keep: Sequence[str] | None = None,
+    ) -> None:
+        """Hold these vectors (``Vector.to_wire``), and no longer those of the digests in ``drop``,
+        or of any but those in ``keep``."""
+        if keep is not None:
+            drop = [*drop, *(self._vectors.keys() - set(keep))]
         for digest in drop:
             self._vectors.pop(digest, None)
             self._tensors.pop(digest, None)

@@ -10,9 +10,9 @@ from .analyzers import Analyzer
 from .conductor import Conductor
 from .desk import Plan
 from .errors import ProbeError
-from .programs import Program
+from .programs import FLOAT32, Program
 from .session import token_ids
-from .specs import AttentionProbe
+from .specs import AttentionProbe, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,21 @@ class Work:
         tokens = token_ids(prompt, tokenizer)
         if probe is None and plan.attention is not None:
             probe = plan.attention.probe(len(tokens))
-        program, size = None, 0
+        program, size = None, attention_bytes(probe, conductor.shape.model)
         if plan.program is not None:
             program = conductor.resolve(plan.program)
             most = params.max_tokens or conductor.shape.model.max_model_len - len(tokens)
-            size = program.capture_bytes(len(tokens), most, conductor.shape)
+            size += program.capture_bytes(len(tokens), most, conductor.shape)
         return cls(prompt, tokens, program, probe, plan.analyzer, params, adapter, size)
+
+
+def attention_bytes(probe: AttentionProbe | None, model: ModelInfo) -> int:
+    """What an attention probe brings back: float32 [heads, columns]."""
+    if probe is None:
+        return 0
+    every = model.layers_kept * model.num_heads
+    heads = every if probe.heads == "all" else len(probe.heads)
+    return (1 if probe.sum_heads else heads) * probe.num_columns * FLOAT32
 
 
 def as_list(prompts: Any) -> list[Any]:

@@ -99,7 +99,7 @@ class Programmed(Hooked):
         """Have the workers hold what these programs need."""
         conductor = yield from self._opened()
         load = conductor.load(programs)
-        if not load.vectors and not load.drop:
+        if not load.vectors and not load.drop and load.keep is None:
             return
         try:
             yield Call("hook_runtime_hold", tuple(load))
@@ -137,10 +137,10 @@ class Programmed(Hooked):
 def reading_of(
     output: Any,
     prompt: Sequence[int],
+    generated: Sequence[int],
     attention: Capture | None,
     probe: AttentionProbe | None,
     states: tuple[States, ...],
 ) -> Reading:
-    """What was read in one request, from its final output and its captures."""
-    generated = tuple(output.outputs[0].token_ids)
-    return Reading(output.request_id, tuple(prompt), generated, attention, probe, states)
+    """What was read in one request, from its final output, its tokens and its captures."""
+    return Reading(output.request_id, tuple(prompt), tuple(generated), attention, probe, states)

@@ -11,6 +11,7 @@ where these run; nothing but the name and the parameters goes from one to the ot
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from importlib.metadata import entry_points
 from typing import Any, Literal
@@ -42,6 +43,11 @@ def _built_in(group: Group) -> dict[str, Any]:
     return {kind.kind: kind for kind in found}
 
 
+def built_in_names(group: Group) -> list[str]:
+    """Names of the group that need no other package."""
+    return sorted(_built_in(group))
+
+
 def names(group: Group) -> list[str]:
     """Every name of the group, without importing what other packages registered."""
     return sorted({*_built_in(group), *_entry_points(group)})
@@ -54,7 +60,11 @@ def _entry_points(group: Group) -> dict[str, Any]:
 
 @functools.cache
 def find(group: Group, name: str) -> Any:
-    """The class or function registered under ``name``; ProbeError where there is none."""
+    """The class registered under ``name``.
+
+    Raises:
+        ProbeError: there is none, or another package's cannot be loaded or is no such class.
+    """
     built_in = _built_in(group)
     point = _entry_points(group).get(name)
     if point is None:
@@ -65,10 +75,28 @@ def find(group: Group, name: str) -> Any:
         return built_in[name]
     if name in built_in:
         raise ProbeError(f"{point.value} registers {name!r}, which is built in: rename it.")
-    found = point.load()
-    if group != "analyzers" and getattr(found, "kind", None) != name:
+    where = f"the entry point {name!r} of hook_runtime.{group} ({point.value})"
+    try:
+        found = point.load()
+    except Exception as error:  # another package's code may raise anything
+        raise ProbeError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    base, kind = _base(group), getattr(found, "kind", None)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ProbeError(f"{where} must be a class that derives from {base.__name__}: {found!r}.")
+    if not dataclasses.is_dataclass(found):
+        raise ProbeError(f"{where} must be a dataclass, whose fields are its parameters.")
+    if kind != name:
         raise ProbeError(
-            f"{point.value} is registered as {name!r}, but its kind is "
-            f"{getattr(found, 'kind', None)!r}: they must be the same."
+            f"{where} is registered as {name!r}, but its kind is {kind!r}: they must be the same."
         )
     return found
+
+
+def _base(group: Group) -> Any:
+    from . import analyzers, interventions, probes
+
+    return {
+        "probes": probes.StateProbe,
+        "interventions": interventions.Intervention,
+        "analyzers": analyzers.Analyzer,
+    }[group]

@@ -53,28 +53,42 @@ def load_states(path: str | Path) -> tuple[States, ...]:
     """The states of a file that `save_reading` wrote; values are mapped, not read.
 
     Raises:
-        ProbeError: the file is no such file.
+        ProbeError: the file is missing, no such file, or cut off.
     """
-    header = _header(Path(path))
+    path = Path(path)
+    header = _header(path)
     about = header.get("__metadata__", {})
-    if about.get("hook_runtime") != VERSION:
+    if not isinstance(about, dict) or about.get("hook_runtime") != VERSION:
         raise ProbeError(f"{path} holds no states of version {VERSION}.")
-    names = [name for name in header if name.startswith("vector.")]
-    vectors = [Vector(_mapped(Path(path), header, name)) for name in names]
-    program = Program.from_wire(about["program"], {v.digest: v for v in vectors})
-    return tuple(
-        States(probe, (span[0], span[1]), _mapped(Path(path), header, f"states.{i}"))
-        for i, (probe, span) in enumerate(
-            zip(program.probes, json.loads(about["positions"]), strict=True)
+    try:
+        names = [name for name in header if name.startswith("vector.")]
+        vectors = [Vector(_mapped(path, header, name)) for name in names]
+        program = Program.from_wire(about["program"], {v.digest: v for v in vectors})
+        spans = json.loads(about["positions"])
+        return tuple(
+            States(probe, (span[0], span[1]), _mapped(path, header, f"states.{i}"))
+            for i, (probe, span) in enumerate(zip(program.probes, spans, strict=True))
         )
-    )
+    except (KeyError, IndexError, TypeError, ValueError, OSError) as error:
+        raise ProbeError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
 
 
 def _header(path: Path) -> dict[str, Any]:
     """A safetensors file begins with its header's length, 8 bytes, and the header as JSON."""
-    with open(path, "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        return {**json.loads(file.read(size)), "": {"begin": 8 + size}}
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+            size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 0 < size <= os.fstat(file.fileno()).st_size - 8:
+                raise ValueError("its first 8 bytes are no header's length")
+            header = json.loads(file.read(size))
+    except FileNotFoundError as error:
+        raise ProbeError(f"there is no file {path}.") from error
+    except (OSError, ValueError) as error:
+        raise ProbeError(f"{path} is not a safetensors file ({error}).") from error
+    if not isinstance(header, dict):
+        raise ProbeError(f"{path} is not a safetensors file: its header is no table.")
+    return {**header, "": {"begin": 8 + size}}
 
 
 def _mapped(path: Path, header: dict[str, Any], name: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from .conductor import Conductor, Run
 from .desk import DEFAULT
+from .errors import ProbeError
 from .exchange import one_token, per_prompt
 from .hooked import Call
 from .program_work import Work, as_list, chat_prompt
@@ -37,7 +38,8 @@ class SyncPrograms(Programmed):
         Args:
             name: by which requests ask for it.
             program: a `Program`, or the path of a config.
-            default: requests that name no program run it.
+            default: requests of ``generate``, ``chat`` and ``perform`` that name no program run
+                it; those of ``probe`` and ``capture`` never run one.
 
         Raises:
             ConfigError: the config is wrong.
@@ -84,15 +86,17 @@ class SyncPrograms(Programmed):
         given = as_list(prompts)
         plans = self._desk.pick(program, len(given))
         if all(plan.empty for plan in plans):
+            if analyze and any(plan.analyzer for plan in plans):
+                raise ProbeError("the program reads nothing that its analyzer could look at.")
             outputs = self._generate(prompts, sampling_params, use_tqdm=use_tqdm, **kwargs)
-        else:
-            done = self.perform(given, program, sampling_params, progress=use_tqdm, **kwargs)
-            outputs = [one.output for one in done]
+            return Analyzed(outputs, [None] * len(outputs)) if analyze else outputs
+        done = self.perform(given, program, sampling_params, progress=use_tqdm, **kwargs)
+        outputs = [one.output for one in done]
         if not analyze:
             return outputs
         found = [
-            self.analyze(output.request_id)[0] if plan.analyzer else None
-            for plan, output in zip(plans, outputs, strict=True)
+            plan.analyzer.analyze(one.reading) if plan.analyzer else None
+            for plan, one in zip(plans, done, strict=True)
         ]
         return Analyzed(outputs, found)
 
@@ -104,11 +108,13 @@ class SyncPrograms(Programmed):
         program: Any = DEFAULT,
         analyze: bool = False,
         use_tqdm: bool = False,
+        lora_request: Any = None,
         **template: Any,
     ) -> Any:
         """As ``generate``, for one conversation or a list of them.
 
-        ``template`` goes to the tokenizer's ``apply_chat_template``.
+        ``lora_request`` is one for all or one a conversation; ``template`` goes to the
+        tokenizer's ``apply_chat_template``.
         """
         self._check_open()
         tokenizer = self.tokenizer
@@ -117,7 +123,12 @@ class SyncPrograms(Programmed):
             chat_prompt(m, tokenizer, template) for m in (messages if several else [messages])
         ]
         return self.generate(
-            prompts, sampling_params, program=program, analyze=analyze, use_tqdm=use_tqdm
+            prompts,
+            sampling_params,
+            program=program,
+            analyze=analyze,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
         )
 
     def perform(
@@ -131,7 +142,8 @@ class SyncPrograms(Programmed):
         progress: bool = False,
         save_to: str | Path | None = None,
     ) -> list[Performed]:
-        """Generate under programs, in one engine batch; outputs with what was read.
+        """Generate under programs, in one engine batch (thousands in several); outputs with what
+        was read.
 
         Args:
             prompts: vLLM's; one with a program must be text or token ids.
@@ -166,10 +178,14 @@ class SyncPrograms(Programmed):
                 Work.of(*given, self.tokenizer, conductor)
                 for given in zip(prompts, plans, own, params, adapters, strict=True)
             ]
-            if save_to is None:
-                conductor.check_sizes(w.size for w in work)
-                return self._batch(work, conductor, progress)
-            return self._saved(work, conductor, Path(save_to), progress)
+            if save_to is not None:
+                return self._saved(work, conductor, Path(save_to), progress)
+            sizes = [w.size for w in work]
+            conductor.check_sizes(sizes)
+            done: list[Performed] = []
+            for part in conductor.parts(sizes):
+                done.extend(self._batch(work[part.start : part.stop], conductor, progress))
+            return done
 
     # ------------------------------------------------------------ one batch
 
@@ -205,7 +221,9 @@ class SyncPrograms(Programmed):
             )
             states = dict(zip(runs, self._states(runs, probed.outputs), strict=True))
         except BaseException:
-            self._leftover_runs.extend(run.run_id for run in runs.values())
+            for run in runs.values():
+                self._leftover_runs.append(run.run_id)
+                conductor.leave_cache(run)
             raise
         finally:
             for run in runs.values():
@@ -215,6 +233,7 @@ class SyncPrograms(Programmed):
             reading = reading_of(
                 output,
                 w.tokens or output.prompt_token_ids or (),
+                output.outputs[0].token_ids,
                 probed.captures[i],
                 w.probe,
                 states.get(i, ()),

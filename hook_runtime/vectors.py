@@ -53,7 +53,7 @@ class Vector:
             ProbeError: the file is missing or no safetensors file, or it has no such tensor.
         """
         from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors.torch import load_file
 
         try:
             found = load_file(path)

@@ -115,9 +115,11 @@ class HookMixin:
         assert self.hook_runtime_program_state is not None, "hook_runtime_open comes first"
         return self.hook_runtime_program_state
 
-    def hook_runtime_hold(self, vectors: list[dict[str, Any]], drop: list[str]) -> None:
-        """Hold these vectors for programs, and no longer those with these digests."""
-        self._hook_runtime_programs().hold(vectors, drop)
+    def hook_runtime_hold(
+        self, vectors: list[dict[str, Any]], drop: list[str], keep: list[str] | None
+    ) -> None:
+        """Hold vectors for programs; see ``ProgramState.hold``."""
+        self._hook_runtime_programs().hold(vectors, drop, keep)
 
     def hook_runtime_states(self, asked: list[list[Any]], unwanted: list[str]) -> list[Any]:
         """What programs read, by ``[run id, end]``; see ``ProgramResults.take``."""

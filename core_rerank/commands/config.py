@@ -16,10 +16,19 @@ config = typer.Typer(
 
 @config.command("schema")
 def schema() -> None:
-    """Print the JSON schema of a config, with the probes and analyzers installed here."""
+    """Print the JSON schema of a config, with the probes and analyzers installed here.
+
+    Exit with 1 if another package's cannot be loaded.
+    """
+    from hook_runtime import HookRuntimeError
     from hook_runtime.config import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2))
+    try:
+        found = json_schema()
+    except HookRuntimeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    typer.echo(json.dumps(found, indent=2))
 
 
 @config.command("validate")

@@ -222,21 +222,34 @@ def test_attention_under_a_program_that_finds_its_prefix_uncaptured(
     assert np.abs(first.values - plain.values).max() > 1e-3
 
 
+@pytest.mark.parametrize("when", ["at once", "while it generates"])
 def test_a_fault_fails_its_own_requests_only(
-    chunked: HookLLM, monkeypatch: pytest.MonkeyPatch
+    chunked: HookLLM, smollm2_dir: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    prompts = [tokens(50, seed=11), tokens(60, seed=12)]
+    """And the same program on the same prompt is right afterwards: what the failed one left in
+    the prefix cache was computed without it."""
+    seed = 11 if when == "at once" else 31
+    prompts = [tokens(100, seed=seed), tokens(60, seed=12)]
     plain = run_programs(chunked, prompts, [None, None], greedy())
+    steered = Program(READ[:1], AddVector([4], DIRECTION, 1.5 + seed))
+    change, calls = AddVector.change, iter([] if when == "at once" else [0] * 3)
 
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("no such direction")
+    def broken(*given: Any) -> Any:
+        if next(calls, None) is None:
+            raise RuntimeError("no such direction")
+        return change(*given)
 
     monkeypatch.setattr(AddVector, "change", broken)
     with pytest.raises(ProgramError, match="no such direction"):
-        run_programs(chunked, prompts, [Program((), STEERING["add"]), None], greedy())
+        run_programs(chunked, prompts, [Program((), steered.interventions), None], greedy(40))
     monkeypatch.undo()
-    after = run_programs(chunked, prompts, [None, Program((), STEERING["add"])], greedy())
-    assert after[0].output.outputs[0].text == plain[0].output.outputs[0].text
+    last = Program((HiddenStateProbe("all"),), steered.interventions)
+    for program in (last, steered):
+        after = run_programs(chunked, prompts, [program, None], greedy())
+        check(smollm2_dir, after[0], 100)
+        assert after[1].output.outputs[0].text == plain[1].output.outputs[0].text
+    (other,) = run_programs(chunked, prompts[:1], [None], greedy())
+    assert other.output.outputs[0].text == plain[0].output.outputs[0].text
 
 
 def test_nothing_is_left_behind(chunked: HookLLM) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plugin import install_plugin, plugin_installed
+from plugin import install_plugin, plugin_installed, write_plugin
+from typer.testing import CliRunner
 
+from core_rerank.cli import app
 from hook_runtime.analyzers import AttentionMass, Projection, Reading
 from hook_runtime.config import json_schema, load_config
 from hook_runtime.errors import ConfigError, ProbeError
@@ -126,6 +128,42 @@ def test_json_says_the_same(folder: Path) -> None:
             "model: m\nprobes: [{type: attention, heads: all}, {type: attention, heads: all}]",
             "one attention probe at most",
         ),
+        ("model: 3", "model: .*string.*3"),
+        ("model: m\nprobes: [{type: [x], layers: all}]", r"probes\[0\]: type .*'x'.* is not one"),
+        ("model: m\nprobes: {type: attention}", "probes: .*list"),
+        ("model: m\nprobes: [attention]", r"probes\[0\]: "),
+        (
+            'model: m\nprobes: [{type: hidden_state, layers: ["1"]}]',
+            r"probes\[0\]\.layers\[0\]: .*integer.*'1'",
+        ),
+        (
+            "model: m\nprobes: [{type: hidden_state, layers: [1.0]}]",
+            r"probes\[0\]\.layers\[0\]: .*integer.*1\.0",
+        ),
+        (
+            'model: m\nprobes: [{type: hidden_state, layers: [1], positions: ["3", 8]}]',
+            r"probes\[0\]\.positions.*: .*integer.*'3'",
+        ),
+        (
+            'model: m\ninterventions: [{type: scale_heads, heads: [1-1], factor: "0"}]',
+            r"interventions\[0\]\.factor: .*number.*'0'",
+        ),
+        (
+            "model: m\nprobes: [{type: attention, heads: all, sum_heads: 1}]",
+            r"probes\[0\]\.sum_heads: .*boolean.*1",
+        ),
+        (
+            "model: m\nanalyzer: {type: attention_mass, normalize: 'yes'}",
+            r"analyzer\.normalize: .*boolean.*'yes'",
+        ),
+        (
+            "model: m\nprobes: [{type: attention, heads: all, query: [9, 3]}]",
+            r"probes\[0\]: query \(9, 3\) is not a half-open token span",
+        ),
+        (
+            "model: m\nprobes: [{type: attention, heads: all, spans: [[0, 4], [2, 6]]}]",
+            r"probes\[0\]: spans must ascend without overlap",
+        ),
         ("model: [", "not valid YAML"),
         ("- model", "the whole file"),
     ],
@@ -174,6 +212,110 @@ analyzer: {type: largest}
         find("interventions", "shrink")
 
 
+CLASSES = """
+import dataclasses
+from hook_runtime.analyzers import Analyzer
+from hook_runtime.interventions import StreamIntervention
+from hook_runtime.probes import HiddenStateProbe
+
+@dataclasses.dataclass(frozen=True)
+class Own(%s):
+    kind = "own"
+    weights: tuple[float, ...] = dataclasses.field(default_factory=lambda: (1.0, 2.0), kw_only=True)
+
+class Plain(%s):
+    kind = "own"
+
+class Other(Own):
+    kind = "other"
+
+@dataclasses.dataclass(frozen=True)
+class Odd(Own):
+    odd: dataclasses.Field = dataclasses.field(default=None, kw_only=True)
+
+@dataclasses.dataclass(frozen=True)
+class Refusing(Own):
+    def __post_init__(self):
+        raise KeyError("weights")
+
+def function():
+    return None
+"""
+BASES = {
+    "probes": "HiddenStateProbe",
+    "interventions": "StreamIntervention",
+    "analyzers": "Analyzer",
+}
+USES = {
+    "probes": "probes: [{type: own, layers: [1]}]",
+    "interventions": "interventions: [{type: own, layers: [1]}]",
+    "analyzers": "analyzer: {type: own}",
+}
+
+
+@pytest.mark.parametrize("group", BASES)
+@pytest.mark.parametrize(
+    ("code", "found", "says"),
+    [
+        ("import no_such_module", "Own", "cannot be loaded: ModuleNotFoundError"),
+        ("1 / 0", "Own", "cannot be loaded: ZeroDivisionError"),
+        ("", "Own", "cannot be loaded: AttributeError"),
+        (None, "function", "must be a class that derives from"),
+        (None, "dataclasses", "must be a class that derives from"),
+        (None, "Other", "its kind is 'other'"),
+    ],
+)
+def test_a_broken_package_breaks_only_configs_that_name_it(
+    folder: Path, group: str, code: str | None, found: str, says: str
+) -> None:
+    base = BASES[group]
+    site = folder / "site"
+    site.mkdir()
+    text = CLASSES % (base, base) if code is None else code
+    write_plugin(site, "broken", text, {f"{group}.own": found})
+    with plugin_installed(site):
+        assert load_config(write(folder, WHOLE)).model == "org/model"
+        using = write(folder, f"model: m\n{USES[group]}")
+        where = rf"the entry point 'own' of hook_runtime\.{group} \(broken:{found}\).*{says}"
+        with pytest.raises(ConfigError, match=rf"{using}: {where}"):
+            load_config(using)
+        with pytest.raises(ProbeError, match=where):
+            json_schema()
+        done = CliRunner().invoke(app, ["config", "schema"])
+        assert done.exit_code == 1
+        assert f"broken:{found}" in done.output
+
+
+@pytest.mark.parametrize("group", BASES)
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ("Odd", r"'own' \(sound:Odd\) has fields that no config can hold: .*Field"),
+        ("Refusing", r"(probes\[0\]|interventions\[0\]|analyzer): KeyError: 'weights'"),
+    ],
+)
+def test_a_class_that_cannot_be_made(folder: Path, group: str, found: str, says: str) -> None:
+    site = folder / "site"
+    site.mkdir()
+    write_plugin(site, "sound", CLASSES % (BASES[group], BASES[group]), {f"{group}.own": found})
+    with plugin_installed(site), pytest.raises(ConfigError, match=says):
+        load_config(write(folder, f"model: m\n{USES[group]}"))
+
+
+@pytest.mark.parametrize("group", BASES)
+def test_defaults_that_are_made(folder: Path, group: str) -> None:
+    site = folder / "site"
+    site.mkdir()
+    write_plugin(site, "sound", CLASSES % (BASES[group], BASES[group]), {f"{group}.own": "Own"})
+    with plugin_installed(site):
+        config = load_config(write(folder, f"model: m\n{USES[group]}"))
+        (made,) = (*config.program.probes, *config.program.interventions) or (config.analyzer,)
+        assert made.weights == (1.0, 2.0)  # type: ignore[union-attr]
+        unknown = write(folder, f"model: m\n{USES[group].replace('own', 'owm')}")
+        with pytest.raises(ConfigError, match=r"'owm' is not one of .*'own'"):
+            load_config(unknown)
+
+
 # ---------------------------------------------------------------- the built-in analyzers
 
 
@@ -201,16 +343,23 @@ def test_projection() -> None:
     assert found == {"layers": [2], "positions": [1, 3], "values": [[4, 8]]}
     with pytest.raises(ProbeError, match="there is no probe 1"):
         Projection(Vector([0, 2]), probe=1).analyze(reading(states=(states,)))
+    with pytest.raises(ProbeError, match="vector has 3 numbers, but probe 0 read 2"):
+        Projection(Vector([0, 2, 1])).analyze(reading(states=(states,)))
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_projection_of_nothing(width: int) -> None:
+    """Nothing was generated: no worker knows how wide it would have been."""
+    nothing = np.zeros((1, 0, width), np.float32)
+    states = States(HiddenStateProbe([2], positions="generated"), (6, 6), nothing)
+    with pytest.raises(ProbeError, match=r"probe 0 \('generated'\) read no token"):
+        Projection(Vector([0, 2])).analyze(reading(states=(states,)))
 
 
 # ---------------------------------------------------------------- the command
 
 
 def test_the_command_line(folder: Path) -> None:
-    from typer.testing import CliRunner
-
-    from core_rerank.cli import app
-
     cli = CliRunner()
     right = write(folder, WHOLE)
     wrong = write(folder, "model: m\nprobs: []", "wrong.yaml")

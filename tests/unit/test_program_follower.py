@@ -114,6 +114,72 @@ def test_what_cannot_be_read_is_refused(request_: Any, says: str) -> None:
     assert says in reason
 
 
+@pytest.mark.parametrize("kind", [ImportError, AttributeError, KeyError, RuntimeError])
+def test_what_a_plugin_raises_refuses_its_request_only(kind: type[Exception]) -> None:
+    def read(text: str) -> Program:
+        if text == "theirs":
+            raise kind("gone")
+        return Program.from_wire(text, {})
+
+    follow = Follower(read)
+    theirs = new("b", 3, [9], extra={EXTRA_ARG: {"id": "p-b", "program": "theirs"}})
+    (first,), ((run_id, reason),) = follow.step(step({"a": 6, "b": 3}, (theirs, new("a", 6, [5]))))
+    assert first.run.request_id == "a"
+    assert run_id == "p-b"
+    assert reason.startswith(f"{kind.__name__}: ")
+    assert "gone" in reason
+
+
+def steered(name: str, computed: int = 0, salt: str | None = "s", program: str = "") -> Any:
+    extra = {"id": f"p-{name}", "program": program or PROGRAM.wire, "salt": salt}
+    return new(name, 6, [1, 2], computed, extra={EXTRA_ARG: extra})
+
+
+def spoil_in_step(follow: Follower) -> None:
+    (first,), _ = follow.step(step({"a": 6}, (steered("a"),)))
+    first.run.fail("a fault")
+
+
+def spoil_and_end(follow: Follower) -> None:
+    spoil_in_step(follow)
+    follow.step(step({}, finished=("a",)))
+
+
+def refuse(follow: Follower) -> None:
+    follow.step(step({"a": 6}, (steered("a", program="{}"),)))
+
+
+def abandon(follow: Follower) -> None:
+    follow.step(step({"a": 6}, (steered("a"),)))
+    follow.abandon()
+
+
+@pytest.mark.parametrize("spoil", [spoil_in_step, spoil_and_end, refuse, abandon])
+def test_a_prefix_cached_by_a_failed_request_is_not_taken(spoil: Any) -> None:
+    """Requests that were sent before anybody on the engine's side knew of the failure."""
+    follow = follower()
+    spoil(follow)
+    names = {"b": ("s", 4), "c": ("s", 0), "d": ("other", 4), "e": (None, 4)}
+    arriving = tuple(steered(n, computed, salt) for n, (salt, computed) in names.items())
+    stretches, refused = follow.step(step(dict.fromkeys(names, 2), arriving))
+    assert refused == []
+    assert {s.run.request_id for s in stretches if s.run.failure is not None} == {"b"}
+    # c was computed in full; preempted, it would take its beginning from the cache
+    for stretch in stretches:
+        stretch.run.done = 6
+    resumed = tuple((n, [1, 2], 4, True) for n in "cde")
+    stretches, _ = follow.step(step(dict.fromkeys("cde", 2), cached=resumed))
+    assert [s.run.request_id for s in stretches if s.run.failure is not None] == ["c"]
+
+
+def test_a_failed_request_that_arrives_with_the_one_that_takes_its_prefix() -> None:
+    stretches, refused = follower().step(
+        step({"a": 6, "b": 2}, (steered("a", program="{}"), steered("b", 4)))
+    )
+    assert [run_id for run_id, _ in refused] == ["p-a"]
+    assert "whose program failed" in str(stretches[0].run.failure)
+
+
 def test_rows_are_found_in_any_order() -> None:
     mapping = torch.tensor([40, 41, -1, 7, 8, 9, -1])
     assert rows_of(np.array([8, 9, 40]), mapping).tolist() == [4, 5, 0]

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from hook_runtime.conductor import Conductor, states_of, with_program, with_salt
+from hook_runtime.desk import Plan
 from hook_runtime.errors import ProbeError, ProgramError, UnsupportedVLLMError
 from hook_runtime.interventions import Ablate, AddVector, ProjectTo, ScaleHeads
 from hook_runtime.positions import reach
 from hook_runtime.probes import HeadOutputProbe, HiddenStateProbe
+from hook_runtime.program_work import Work
 from hook_runtime.programs import ModelShape, Program
-from hook_runtime.specs import ModelInfo
+from hook_runtime.specs import AttentionProbe, ModelInfo
 from hook_runtime.templates import AttentionTemplate
 from hook_runtime.vectors import Vector
 
@@ -66,6 +68,16 @@ def test_vectors_come_from_safetensors_only(tmp_path: Path) -> None:
         Vector.load(tmp_path / "pickle.safetensors")
     with pytest.raises(ProbeError, match="there is no file"):
         Vector.load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn"])
+def test_vectors_of_any_float_type(tmp_path: Path, kind: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    values = torch.tensor([1.0, -0.5, 4.0, 0.25]).to(getattr(torch, kind))
+    save_file({"a": values}, tmp_path / "a.safetensors")
+    assert Vector.load(tmp_path / "a.safetensors") == Vector([1.0, -0.5, 4.0, 0.25])
 
 
 # ---------------------------------------------------------------- positions and checks
@@ -180,6 +192,35 @@ def test_salts_keep_apart_what_is_computed_differently() -> None:
     assert with_salt({"prompt_token_ids": [1], "cache_salt": "x"}, run)["cache_salt"] != "x"
 
 
+def test_a_program_that_failed_leaves_its_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other program's; where too many are remembered, all leave theirs."""
+    monkeypatch.setattr("hook_runtime.conductor.MAX_GENERATIONS", 2)
+    reads, add, scale, ablate = (
+        Program(HiddenStateProbe([1])),
+        Program((), AddVector([1], ONES)),
+        Program((), ScaleHeads(["0-0"], 0)),
+        Program((), Ablate([1], ONES)),
+    )
+    held = conductor()
+    seen: set[str] = set()
+
+    def salts() -> list[str]:
+        runs = [held.begin(p, 9) for p in (add, scale, ablate)]
+        return [with_salt({"prompt_token_ids": [1]}, run)["cache_salt"] for run in runs]
+
+    before = salts()
+    assert salts() == before
+    held.leave_cache(held.begin(reads, 9))
+    assert salts() == before
+    for program, changed in ((add, {0}), (add, {0}), (scale, {1}), (ablate, {0, 1, 2})):
+        seen.update(before)
+        held.leave_cache(held.begin(program, 9))
+        now = salts()
+        assert {i for i in range(3) if now[i] != before[i]} == changed
+        assert not {now[i] for i in changed} & seen
+        before = now
+
+
 def test_sampling_parameters_carry_the_program() -> None:
     whole, last = (
         conductor().begin(Program(HiddenStateProbe([1], positions=p)), 9) for p in ("all", "last")
@@ -214,6 +255,8 @@ def test_sizes_are_known_before_the_run() -> None:
     assert size(HeadOutputProbe(["0-0", "1-1"], positions="prompt")) == 2 * 10 * 2 * 4
     assert size(HiddenStateProbe([1], positions=(12, 40))) == 2 * 8 * 4
     small = conductor(limit=100)
+    assert small.parts([50, 50, 60, 40, 1]) == [range(2), range(2, 4), range(4, 5)]
+    assert small.parts([0] * 8193) == [range(8192), range(8192, 8193)]
     small.check_sizes([50, 50])
     with pytest.raises(ProbeError, match="max_capture_bytes"):
         small.check_sizes([50, 51])
@@ -239,6 +282,24 @@ def test_vectors_are_sent_once_and_dropped_when_they_outgrow_their_room(
     assert held.load([programs[1]]).drop == digests[:1]
     held.forget()
     assert len(held.load(programs).vectors) == 3
+
+
+def test_after_a_lost_call_workers_keep_only_what_is_needed() -> None:
+    """What is in use is sent again: it can be dropped later only if it is known to be held."""
+    programs = [Program((), AddVector([1], i * ONES)) for i in (1, 2, 3)]
+    digests = [next(iter(p.vectors)) for p in programs]
+    held = conductor()
+    held.loaded(held.load(programs[:2]))
+    running = held.begin(programs[0], 3)
+    assert held.load(programs).keep is None
+    held.forget()
+    load = held.load([programs[2]])
+    assert load.keep is not None
+    assert sorted(load.keep) == sorted([digests[0], digests[2]])
+    assert sorted(v["digest"] for v in load.vectors) == sorted(load.keep)
+    held.loaded(load)
+    assert held.load([programs[0], programs[2]]) == ([], [], None)
+    held.end_run(running)
 
 
 def answer(read: list[dict[str, Any]], done: int = 12) -> dict[str, Any]:
@@ -288,17 +349,28 @@ def test_nothing_was_generated_to_read() -> None:
     assert states.positions == (10, 10)
 
 
-# ---------------------------------------------------------------- templates
+@pytest.mark.parametrize(
+    ("probe", "size"),
+    [
+        (AttentionProbe(["0-0", "1-1"], (9, 10), ((0, 4), (5, 8))), 2 * 7 * 4),
+        (AttentionProbe(["0-0", "1-1"], (9, 10), ((0, 4), (5, 8)), "documents"), 2 * 2 * 4),
+        (AttentionProbe(["0-0", "1-1"], (9, 10), ((0, 4),), sum_heads=True), 4 * 4),
+        (AttentionProbe("all", (9, 10), ((0, 4),)), 4 * 6 * 4 * 4),
+    ],
+)
+def test_attention_counts_too(probe: AttentionProbe, size: int) -> None:
+    """Whether it is the call's or the program's, beside what the program reads."""
 
+    def work(plan: Plan, own: AttentionProbe | None) -> int:
+        params = SimpleNamespace(max_tokens=5)
+        return Work.of(list(range(10)), plan, own, params, None, None, conductor()).size
 
-def test_an_attention_template_fits_its_prompt() -> None:
-    probe = AttentionTemplate(["1-1"], spans=((0, 4), (5, -2))).probe(12)
-    assert (probe.query_span, probe.spans) == ((11, 12), ((0, 4), (5, 10)))
-    assert AttentionTemplate("all").probe(5).spans == ((0, 4),)
-    with pytest.raises(ProbeError, match="does not fit a prompt of 4"):
-        AttentionTemplate(["1-1"], spans=((0, 9),)).probe(4)
-    with pytest.raises(ProbeError, match="nothing"):
-        AttentionTemplate(["1-1"]).probe(1)
+    template = AttentionTemplate(
+        probe.heads, probe.query_span, probe.spans, probe.reduction, probe.sum_heads
+    )
+    assert work(Plan(), probe) == work(Plan(None, template), None) == size
+    assert work(Plan(Program(HiddenStateProbe([1]))), probe) == size + 8 * 4
+    assert work(Plan(), None) == 0
 
 
 # ---------------------------------------------------------------- an engine's arguments
@@ -320,31 +392,3 @@ def test_an_engine_from_its_config(tmp_path: Path) -> None:
     assert configured("m", None, None, {}) == ("m", False)
     with pytest.raises(ProbeError, match="no model was named"):
         configured(None, None, None, {})
-
-
-# ---------------------------------------------------------------- files
-
-
-def test_states_in_a_file(tmp_path: Path) -> None:
-    from hook_runtime.analyzers import Reading
-    from hook_runtime.probes import States
-    from hook_runtime.state_files import load_states, save_reading
-
-    values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    states = (
-        States(HiddenStateProbe([3, 1], positions=(2, 5)), (2, 5), values),
-        States(HeadOutputProbe(["1-1"], positions="generated"), (9, 9), np.zeros((1, 0, 2))),
-    )
-    saved = save_reading(tmp_path / "a.safetensors", Reading("7", (1, 2), (3,), None, None, states))
-    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
-    assert (saved.request_id, saved.token_ids) == ("7", (3,))
-    for found in (saved.states, load_states(tmp_path / "a.safetensors")):
-        assert [s.probe for s in found] == [s.probe for s in states]
-        assert [s.positions for s in found] == [(2, 5), (9, 9)]
-        np.testing.assert_array_equal(found[0].values, values)
-        assert found[1].values.shape == (1, 0, 2)
-    from safetensors.numpy import save_file
-
-    save_file({"x": values}, tmp_path / "other.safetensors")
-    with pytest.raises(ProbeError, match="holds no states"):
-        load_states(tmp_path / "other.safetensors")

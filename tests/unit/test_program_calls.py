@@ -1,0 +1,405 @@
+"""Calls with programs, on engines that only pretend to compute: what is sent and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from hook_runtime import compat
+from hook_runtime.analyzers import Analyzer, Reading
+from hook_runtime.async_engine import AsyncHookLLM
+from hook_runtime.async_programs import AsyncPrograms
+from hook_runtime.desk import MAX_READINGS, Plan
+from hook_runtime.engine import HookLLM
+from hook_runtime.errors import ProbeError, ProgramError
+from hook_runtime.interventions import AddVector
+from hook_runtime.probes import HiddenStateProbe
+from hook_runtime.program_state import ProgramState
+from hook_runtime.programs import Program
+from hook_runtime.session import Session
+from hook_runtime.specs import AttentionProbe, Head, ModelInfo
+from hook_runtime.sync_programs import SyncPrograms
+
+MODEL = ModelInfo("tiny", None, 4, 4, 6, 512, "float32", "cpu", "vllm")
+PROMPT = {"prompt_token_ids": [1, 2, 3, 4]}
+GENERATED = [7, 8, 9]
+READS = Program((HiddenStateProbe([1], positions="all"),))
+STEERED = Program(READS.probes, AddVector([1], np.ones(2)))
+
+
+@dataclass(frozen=True)
+class First(Analyzer):
+    kind: ClassVar[str] = "first"
+
+    def analyze(self, reading: Reading) -> str:
+        return f"{reading.request_id} of {len(reading.states)}"
+
+
+def answers(method: str, arguments: Sequence[Any], failure: str | None = None) -> list[Any]:
+    """One worker's, which carries everything out."""
+    if method == "hook_runtime_open":
+        return [{"refusal": None, "hidden_size": 2, "head_dim": 1}]
+    if method == "hook_runtime_hold":
+        return [None]
+    asked, _ = arguments
+    return [[{"error": failure} if failure else read(end) for _, end in asked]]
+
+
+def read(end: int) -> dict[str, Any]:
+    values = np.arange(2 * end, dtype=np.float32).reshape(1, end, 2)
+    part = {"probe": 0, "keys": [1], "positions": [0, end], "shape": [1, end, 2]}
+    return {"done": end, "read": [{**part, "dtype": "float32", "data": values.tobytes()}]}
+
+
+def output(name: str, ids: list[int], finished: bool = True) -> Any:
+    return SimpleNamespace(
+        request_id=name,
+        outputs=[SimpleNamespace(token_ids=ids)],
+        prompt_token_ids=PROMPT["prompt_token_ids"],
+        finished=finished,
+    )
+
+
+# ---------------------------------------------------------------- several callers
+
+
+class Online(AsyncPrograms):
+    """Gives out three tokens one by one, as ``output_kind`` says."""
+
+    def __init__(self) -> None:
+        self._session: Any = SimpleNamespace(model=MODEL, check_whole=lambda: None)
+        self._closed = False
+        self._begin_programs(1 << 20)
+        self.failure: str | None = None
+        self.sent: list[Any] = []
+
+    async def _stream(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        self.sent.append(prompt)
+        for i in range(3):
+            await asyncio.sleep(0)
+            ids = GENERATED[i : i + 1] if sampling_params.output_kind == "delta" else GENERATED
+            yield output("r", ids[: i + 1], finished=i == 2)
+
+    async def _perform(self, steps: Any) -> Any:
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(answers(call.method, call.arguments))
+        except StopIteration as done:
+            return done.value
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        return answers(method, args, self.failure)
+
+    async def _default_params(self) -> Any:
+        return params()
+
+    async def _captured(self, ask: Any, left_engine: asyncio.Event) -> Any:
+        raise AssertionError("nothing to capture")
+
+    async def _ensure_held(self, requests: Any) -> None:
+        raise AssertionError("nothing to hold")
+
+    @property
+    def tokenizer(self) -> Any:
+        return None
+
+    def _call(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def _check(self, ask: Any) -> None: ...
+
+    def check_open(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's ``RequestOutputKind``, without vLLM."""
+    kinds = SimpleNamespace(CUMULATIVE="cumulative", DELTA="delta")
+    monkeypatch.setattr(compat, "symbol", lambda *_: kinds)
+
+
+def params(kind: str = "cumulative") -> Any:
+    return SimpleNamespace(n=1, extra_args=None, max_tokens=3, output_kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "delta"])
+def test_all_that_was_generated_is_counted(kind: str) -> None:
+    async def run() -> tuple[list[Any], Any, Any]:
+        engine = Online()
+        streamed = [o async for o in engine.generate(PROMPT, params(kind), program=STEERED)]
+        return streamed, engine.reading("r"), await engine.perform(PROMPT, STEERED, params(kind))
+
+    streamed, reading, performed = asyncio.run(run())
+    given = [o.outputs[0].token_ids for o in streamed]
+    assert given == ([[7], [8], [9]] if kind == "delta" else [[7], [7, 8], [7, 8, 9]])
+    assert performed.output.outputs[0].token_ids == GENERATED
+    for found in (reading, performed.reading):
+        assert found.token_ids == tuple(GENERATED)
+        assert found.states[0].positions == (0, 6)
+
+
+async def fail(engine: Online) -> None:
+    engine.failure = "a fault"
+    with pytest.raises(ProgramError, match="a fault"):
+        await engine.perform(PROMPT, STEERED, params())
+
+
+async def fail_streaming(engine: Online) -> None:
+    engine.failure = "a fault"
+    with pytest.raises(ProgramError, match="a fault"):
+        _ = [o async for o in engine.generate(PROMPT, params(), program=STEERED)]
+
+
+async def cancel(engine: Online) -> None:
+    task = asyncio.create_task(engine.perform(PROMPT, STEERED, params()))
+    while not engine.sent:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def leave(engine: Online) -> None:
+    stream: Any = engine.generate(PROMPT, params(), program=STEERED)
+    await anext(stream)
+    await stream.aclose()
+
+
+async def end(engine: Online) -> None:
+    """Nobody needs to ask for more once the last output is there."""
+    stream: Any = engine.generate(PROMPT, params(), program=STEERED)
+    while not (await anext(stream)).finished:
+        pass
+    await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("how", "left"),
+    [(fail, True), (fail_streaming, True), (cancel, True), (leave, True), (end, False)],
+)
+def test_what_an_unknown_outcome_left_in_the_cache_is_left(how: Any, left: bool) -> None:
+    async def run() -> list[str]:
+        engine = Online()
+        await how(engine)
+        engine.failure = None
+        await engine.perform(PROMPT, STEERED, params())
+        await engine.perform(PROMPT, STEERED, params())
+        assert engine._conductor is not None
+        assert not engine._conductor._in_use
+        return [prompt["cache_salt"] for prompt in engine.sent]
+
+    before, after, again = asyncio.run(run())
+    assert (before != after) is left
+    assert after == again
+
+
+# ---------------------------------------------------------------- one caller
+
+
+class Offline(SyncPrograms):
+    """Counts what is in the engine at once, and the adapters that come with it."""
+
+    def __init__(self) -> None:
+        self._session: Any = SimpleNamespace(model=MODEL, check_whole=lambda: None)
+        self._lock = threading.RLock()
+        self._leftover_runs = []
+        self._begin_programs(1 << 30)
+        self.batches: list[int] = []
+        self.adapters: list[Any] = []
+        self.count = 0
+
+    @property
+    def tokenizer(self) -> Any:
+        def encode(text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [len(text)]}
+
+        encode.apply_chat_template = lambda messages, **_: str(messages)  # type: ignore[attr-defined]
+        return encode
+
+    def _generate(self, prompts: Any, sampling_params: Any, **kwargs: Any) -> list[Any]:
+        self.adapters.append(kwargs["lora_request"])
+        return [output("plain", GENERATED) for _ in prompts]
+
+    def _probe(
+        self, prompts: Any, probes: Any, params: Any, adapters: Any, runs: Any, progress: bool
+    ) -> Any:
+        self.batches.append(len(runs))
+        self.adapters.extend(adapters)
+        outputs = [output(f"r{self.count + i}", GENERATED[:1]) for i in range(len(prompts))]
+        self.count += len(prompts)
+        return SimpleNamespace(outputs=outputs, captures=[None] * len(prompts))
+
+    def _perform(self, steps: Any) -> Any:
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(answers(call.method, call.arguments))
+        except StopIteration as done:
+            return done.value
+
+    def _check_open(self) -> None: ...
+
+
+def test_more_prompts_than_readings_are_kept() -> None:
+    """The engine's batches are bounded too: workers keep only so many results."""
+    engine = Offline()
+    engine._desk.load("read", Plan(READS, None, First()), False)
+    count = MAX_READINGS + 1
+    found = engine.generate([PROMPT] * count, params(), program="read", analyze=True)
+    assert found.analyses == [f"r{i} of 1" for i in range(count)]
+    assert [o.request_id for o in found.outputs] == [f"r{i}" for i in range(count)]
+    assert engine.batches == [8192, count - 8192]
+    with pytest.raises(ProbeError, match="nothing is known"):
+        engine.reading("r0")
+
+
+def test_an_analyzer_of_nothing() -> None:
+    engine = Offline()
+    engine._desk.load("none", Plan(analyzer=First()), False)
+    with pytest.raises(ProbeError, match="reads nothing"):
+        engine.generate([PROMPT], params(), program="none", analyze=True)
+
+
+@pytest.mark.parametrize("program", [None, READS])
+def test_chat_passes_its_adapter_on(program: Program | None) -> None:
+    engine = Offline()
+    messages, adapter = [{"role": "user", "content": "x"}], object()
+    engine.chat(messages, params(), program=program, lora_request=adapter)
+    assert engine.adapters == [adapter]
+
+
+# ---------------------------------------------------------------- attention computed once more
+
+
+PROBE = AttentionProbe(["1-1"], (3, 4), ((0, 3),))
+CAPTURED = {"heads": (Head(1, 1),), "values": np.ones((1, 3), np.float32)}
+
+
+def session() -> Session:
+    scheduler = SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=8)
+    config = SimpleNamespace(scheduler_config=scheduler, lora_config=None)
+    made = Session(MODEL, config, [{"heads": [6] * 4}])
+    made.held = frozenset({Head(1, 1)})
+    return made
+
+
+def second_fails(method: str, args: Sequence[Any], fails: bool) -> list[Any]:
+    """What the workers say of the run that goes with the second computation."""
+    again = method == "hook_runtime_states" and any(run_id == "p1" for run_id, _ in args[0])
+    return answers(method, args, "a fault" if fails and again else None)
+
+
+class Capturing(HookLLM):
+    """Finds the prefix uncaptured the first time."""
+
+    def __init__(self, fails: bool) -> None:
+        self._session, self._lock, self._closed = session(), threading.RLock(), False
+        self._leftover, self._leftover_runs = [], []
+        self._begin_programs(1 << 20)
+        self.fails = fails
+        self.tries = 0
+
+    @property
+    def tokenizer(self) -> Any:
+        return None
+
+    def _submit(self, batch: Any, ordinary: Any, progress: bool) -> Any:
+        self.tries += 1
+        result = {"incomplete": "not captured"} if self.tries == 1 else dict(CAPTURED)
+        return [output("r", GENERATED)], [result]
+
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
+        return second_fails(method, args, self.fails)
+
+
+class CapturingOnline(AsyncHookLLM):
+    """The same, for many callers."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(SimpleNamespace(engine_core=None, errored=False), 1 << 20)
+        self._session, self._tokenizer = session(), None
+        self.fails = fails
+        self.tries = 0
+
+    async def _submit(self, submission: Any) -> Any:
+        self.tries += 1
+        return 0, output("r", GENERATED if self.tries == 1 else GENERATED[:1])
+
+    async def _rpc_on(self, rank: int, method: str, *args: Any) -> list[Any]:
+        if method == "hook_runtime_take" and self.tries == 1:
+            return [[{"incomplete": "not captured"}] * len(args[0])]
+        if method == "hook_runtime_take":
+            return [[{"heads": [[1, 1]], "values": CAPTURED["values"].tobytes()}] * len(args[0])]
+        return second_fails(method, args, self.fails)
+
+
+def perform_offline(fails: bool) -> Any:
+    engine = Capturing(fails)
+    return engine.perform([PROMPT], STEERED, params(), probes=[PROBE])[0]
+
+
+def perform_online(fails: bool) -> Any:
+    async def run() -> Any:
+        return await CapturingOnline(fails).perform(PROMPT, STEERED, params(), probe=PROBE)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("perform", [perform_offline, perform_online])
+def test_attention_computed_once_more_without_its_program_never_comes_back(
+    perform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "count_engines", lambda _: 1)
+    monkeypatch.setattr("hook_runtime.engine.one_token", params)
+    monkeypatch.setattr("hook_runtime.async_engine.one_token", params)
+    monkeypatch.setattr("hook_runtime.async_engine.engine_alive", contextlib.nullcontext)
+    monkeypatch.setattr("hook_runtime.engine.engine_alive", contextlib.nullcontext)
+    done = perform(False)
+    assert done.reading.attention.values.tolist() == [[1, 1, 1]]
+    assert done.reading.attention.recomputed
+    assert done.reading.states[0].positions == (0, 6)
+    with pytest.raises(ProgramError, match="a fault"):
+        perform(True)
+
+
+def test_a_cancelled_hold_leaves_no_vectors_for_ever() -> None:
+    """The next one says what to keep; the worker drops the rest."""
+    engine = Online()
+    held: dict[str, Any] = {}
+    lost = True
+
+    async def rpc(steps: Any) -> Any:
+        nonlocal lost
+        call = next(steps)
+        with contextlib.suppress(StopIteration):
+            while True:
+                if call.method != "hook_runtime_hold":
+                    call = steps.send(answers(call.method, call.arguments))
+                    continue
+                ProgramState.hold(worker, *call.arguments)
+                if lost:
+                    lost = False
+                    steps.throw(asyncio.CancelledError())
+                call = steps.send([None])
+
+    worker: Any = SimpleNamespace(_vectors=held, _tensors={}, _programs={}, device="cpu")
+    programs = [Program((), AddVector([1], np.full(2, i))) for i in (1, 2)]
+    engine._perform = rpc  # type: ignore[method-assign, assignment]
+
+    async def run() -> None:
+        await engine._perform(engine._opened())
+        with pytest.raises(asyncio.CancelledError):
+            await engine._perform(engine._sent(programs[:1]))
+        assert set(held) == set(programs[0].vectors)
+        await engine._perform(engine._sent(programs[1:]))
+        assert set(held) == set(programs[1].vectors)
+
+    asyncio.run(run())
