@@ -99,6 +99,7 @@ import os, signal, threading, time
 from hook_runtime import AttentionProbe, CaptureRequest, HookLLM
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     with HookLLM({model!r}, enforce_eager=True, max_model_len=1024,
                  kv_cache_memory_bytes=1 << 27) as llm:
         probe = AttentionProbe(["1-0"], (900, 910), [(0, 800)])
