@@ -14,7 +14,7 @@ from core_rerank.eval.service_load import LoadRow, load, load_table, make_body, 
 
 
 def test_a_soak_accounts_for_every_request(smollm2_tokenizer: Any) -> None:
-    reranker, backend = fake_reranker(smollm2_tokenizer, seconds=0.01)
+    reranker, backend = fake_reranker(smollm2_tokenizer, seconds=0.05)
     with behind_socket(reranker) as running:
         result = asyncio.run(soak(running.url, os.getpid(), 300))
     assert result.equal + result.cancelled == 300

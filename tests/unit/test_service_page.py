@@ -132,6 +132,7 @@ def test_documents_are_shown_as_text_and_never_run(page: Any) -> None:
     finished(page, 2)
     for summary in page.query_selector_all("#list summary"):
         summary.click()
+    page.wait_for_function("() => document.querySelectorAll('#list .text').length === 2")
     texts = page.eval_on_selector_all("#list .text", "all => all.map(one => one.textContent)")
     assert set(texts) == {f"<b>T</b>\n{rows[0]['text']}", rows[1]["text"]}
     assert not dialogs

@@ -106,7 +106,7 @@ def test_equal_settings_share_a_reranker(backend: FakeBackend) -> None:
 
 
 def test_a_default_spelled_out_shares_the_reranker(backend: FakeBackend) -> None:
-    for settings in ({}, {"window": None}, {"strategy": "core", "calibrate": True}):
+    for settings in ({}, {"window": None}, {"strategy": "core", "calibrate": None}):
         core_rerank.rerank("cat", ["a"], heads=HEADS, backend=backend, **settings)
     assert len(held()) == 1
 
