@@ -155,34 +155,33 @@ def _rank_missing(
     with Engines(need for need in needs if need is not None) as engines:
         for key in dict.fromkeys(keys):
             for system in (s for s, own in zip(waiting, keys, strict=True) if own == key):
-                started = system.start(engines.get(system.need))
-                journal = journals[system.name]
-                journal.begin(started.facts)
-                _rank(started.ranker, journal, dataset, candidates, system.name, progress)
+                _rank(system, engines, journals[system.name], dataset, candidates, progress)
 
 
 def _rank(
-    ranker: Ranker,
+    system: System,
+    engines: Engines,
     journal: Journal,
     dataset: Dataset,
     candidates: Candidates,
-    name: str,
     progress: bool,
 ) -> None:
     from tqdm import tqdm
 
     batches, done = journal.missing, len(journal.outcomes)
-    ranker.rank(*WARM_UP)
-    total = done + sum(map(len, batches))
-    pause = 0.5 if sys.stderr.isatty() else 30.0  # seconds between lines of a log
     with tqdm(
-        total=total,
+        total=done + sum(map(len, batches)),
         initial=done,
-        desc=name,
+        desc=f"{system.name} (starting)",
         unit="query",
-        mininterval=pause,
+        mininterval=0.5 if sys.stderr.isatty() else 30.0,  # seconds between lines of a log
         disable=not progress,
     ) as bar:
+        started = system.start(engines.get(system.need))
+        journal.begin(started.facts)
+        started.ranker.rank(*WARM_UP)
+        bar.set_description(system.name)
+        bar.unpause()  # the time left is estimated from ranking alone
         for query_ids in batches:
             tasks = [
                 (
@@ -191,7 +190,7 @@ def _rank(
                 )
                 for query_id in query_ids
             ]
-            journal.add(_rank_batch(ranker, query_ids, tasks))
+            journal.add(_rank_batch(started.ranker, query_ids, tasks))
             bar.update(len(query_ids))
 
 
