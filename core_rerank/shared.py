@@ -42,17 +42,10 @@ def rerank(
     that the next call starts afresh. The rest is as in ``Reranker.rerank``, whose arguments are
     checked before anything is loaded.
     """
-    given = check_input(query, documents, doc_ids)
-    top_n = check_top_n(top_n)
+    arguments = _checked(query, documents, doc_ids, top_n)
     reranker = _shared(model, settings)
     try:
-        return reranker.rerank(
-            given.query,
-            given.documents,
-            doc_ids=None if doc_ids is None else given.doc_ids,  # pyright: ignore[reportArgumentType]
-            top_n=top_n,
-            explain=explain,
-        )
+        return reranker.rerank(**arguments, explain=explain)
     except Exception as error:
         if _is_engine_failure(error):
             _let_go(reranker.backend, error)
@@ -70,21 +63,27 @@ async def arerank(
     **settings: Any,
 ) -> Ranking:
     """As ``rerank``, leaving the event loop free meanwhile; see ``Reranker.arerank``."""
-    given = check_input(query, documents, doc_ids)
-    top_n = check_top_n(top_n)
+    arguments = _checked(query, documents, doc_ids, top_n)
     reranker = await asyncio.to_thread(_shared, model, settings)
     try:
-        return await reranker.arerank(
-            given.query,
-            given.documents,
-            doc_ids=None if doc_ids is None else given.doc_ids,  # pyright: ignore[reportArgumentType]
-            top_n=top_n,
-            explain=explain,
-        )
+        return await reranker.arerank(**arguments, explain=explain)
     except Exception as error:
         if _is_engine_failure(error):
             await asyncio.to_thread(_let_go, reranker.backend, error)
         raise
+
+
+def _checked(
+    query: str, documents: Documents, doc_ids: Iterable[DocId] | None, top_n: int | None
+) -> dict[str, Any]:
+    """The arguments of a rerank, checked, iterators read."""
+    given = check_input(query, documents, doc_ids)
+    return {
+        "query": given.query,
+        "documents": given.documents,
+        "doc_ids": None if doc_ids is None else given.doc_ids,
+        "top_n": check_top_n(top_n),
+    }
 
 
 class _SharedReranker(Reranker):
