@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from .conductor import Conductor, Run, states_of, with_program, with_salt
 from .desk import DEFAULT
-from .exchange import gives_deltas, one_token, with_whole_output
+from .exchange import gives_deltas, with_whole_output
 from .fetcher import Fetcher
 from .hooked import Call
 from .probes import States
@@ -118,10 +118,7 @@ class AsyncPrograms(Programmed):
         whole, whatever ``sampling_params.output_kind`` says.
         """
         self.check_open()
-        if sampling_params is None and self.model.layers_kept < self.model.num_layers:
-            sampling_params = one_token()
-        else:
-            self._session.check_whole()
+        sampling_params = self._params_to_perform(sampling_params)
         if sampling_params is None:
             sampling_params = await self._default_params()
         (plan,) = self._desk.pick(program, 1)

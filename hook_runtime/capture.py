@@ -111,8 +111,7 @@ class CaptureState:
 
         Layers are wrapped for the steps that capture only, so other steps pay nothing.
         """
-        impl = geometry.impl
-        original, own = impl.forward, "forward" in vars(impl)
+        original = geometry.impl.forward
 
         def forward(
             layer: Any,
@@ -133,14 +132,7 @@ class CaptureState:
                 return k["output"].zero_()
             return original(layer, query, key, value, kv_cache, metadata, *a, **k)
 
-        def undo() -> None:
-            if own:
-                impl.forward = original
-            else:
-                del impl.forward
-
-        impl.forward = forward
-        return undo
+        return geometry.stand_in(forward)
 
     # ------------------------------------------------------------ one step
 

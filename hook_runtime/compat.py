@@ -186,6 +186,13 @@ def worker_class(user: str | None) -> type:
     return resolve(user or default)
 
 
+def extra_arg(new_request: Any, name: str) -> dict[str, Any] | None:
+    """What a request of a ``SchedulerOutput`` carries under this name, if it is a dict."""
+    extra = getattr(new_request.sampling_params, "extra_args", None)
+    found = extra.get(name) if extra else None
+    return found if isinstance(found, dict) else None
+
+
 def pool_bytes_per_block(vllm_config: Any, specs: Mapping[str, Any]) -> int:
     """Bytes that one more block costs in the KV cache; ``specs`` by layer name.
 

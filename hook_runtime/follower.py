@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .compat import NULL_BLOCK
+from .compat import NULL_BLOCK, extra_arg
 from .errors import ProbeError
 from .programs import Program
 from .results import Part
@@ -200,9 +200,8 @@ def _stretch(run: RunningProgram, computed: int, output: Any) -> Stretch:
 
 
 def _carried(new: Any) -> dict[str, Any] | None:
-    params = new.sampling_params
-    found = (params.extra_args or {}).get(EXTRA_ARG) if params is not None else None
-    return found if isinstance(found, dict) and {"id", "program"} <= found.keys() else None
+    found = extra_arg(new, EXTRA_ARG)
+    return found if found is not None and {"id", "program"} <= found.keys() else None
 
 
 def rows_of(slots: np.ndarray, mapping: torch.Tensor) -> torch.Tensor:

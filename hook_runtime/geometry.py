@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,20 @@ class LayerGeometry:
     def has(self, head: int) -> bool:
         """Whether the head with this global number lives on this worker."""
         return self.first_head <= head < self.first_head + self.num_heads
+
+    def stand_in(self, forward: Callable[..., Any]) -> Callable[[], None]:
+        """Have ``forward`` called in place of the layer's own, until what is returned is called."""
+        impl = self.impl
+        original, own = impl.forward, "forward" in vars(impl)
+
+        def undo() -> None:
+            if own:
+                impl.forward = original
+            else:
+                del impl.forward
+
+        impl.forward = forward
+        return undo
 
 
 def _refuse(layer: int, name: str, reason: str) -> UnsupportedModelError:

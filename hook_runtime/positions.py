@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from .errors import ProbeError
+from .specs import as_span
 
 Positions = Literal["all", "prompt", "generated", "last"] | tuple[int, int]
 NAMED = ("all", "prompt", "generated", "last")
@@ -17,18 +17,13 @@ def parse_positions(value: Any) -> Positions:
     """Check ``"all"``, ``"prompt"``, ``"generated"``, ``"last"`` or a span (start, end)."""
     if isinstance(value, str) and value in NAMED:
         return value  # type: ignore[return-value]
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and len(value) == 2
-        and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
-        and 0 <= value[0] < value[1]
-    ):
-        return int(value[0]), int(value[1])
-    raise ProbeError(
-        f"positions {value!r}: expected 'all', 'prompt', 'generated', 'last' (of the prompt) or a "
-        "half-open span of token positions (start, end), 0 <= start < end."
-    )
+    span = as_span(value)
+    if span is None:
+        raise ProbeError(
+            f"positions {value!r}: expected 'all', 'prompt', 'generated', 'last' (of the prompt) "
+            "or a half-open span of token positions (start, end), 0 <= start < end."
+        )
+    return span
 
 
 def check_steps(start: Any, stop: Any) -> None:

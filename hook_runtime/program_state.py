@@ -183,8 +183,7 @@ class ProgramState:
 
 def _wrap_attention(geometry: LayerGeometry, step: Step) -> Callable[[], None]:
     """Let the step see what one layer's heads give out until the returned function is called."""
-    impl = geometry.impl
-    original, own = impl.forward, "forward" in vars(impl)
+    original = geometry.impl.forward
 
     def forward(
         layer: Any, query: Any, key: Any, value: Any, cache: Any, metadata: Any, *a: Any, **k: Any
@@ -195,11 +194,4 @@ def _wrap_attention(geometry: LayerGeometry, step: Step) -> Callable[[], None]:
             step.at_attention(geometry, result if given is None else given)
         return result
 
-    def undo() -> None:
-        if own:
-            impl.forward = original
-        else:
-            del impl.forward
-
-    impl.forward = forward
-    return undo
+    return geometry.stand_in(forward)

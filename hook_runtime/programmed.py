@@ -10,6 +10,7 @@ from typing import Any
 from .analyzers import Analyzer, Reading
 from .conductor import Conductor, Run, states_of
 from .desk import Desk, ProgramInfo, plan_of
+from .exchange import one_token
 from .hooked import Call, Hooked, Steps
 from .probes import States
 from .programs import ModelShape, Program
@@ -75,6 +76,13 @@ class Programmed(Hooked):
     def reading(self, request_id: str) -> Reading:
         """What was read in a request that ran a program just now; ProbeError where nothing was."""
         return self._desk.reading(request_id)[0]
+
+    def _params_to_perform(self, sampling_params: Any) -> Any:
+        """On an engine with layers cut off prompts are computed, and nothing else can be asked."""
+        if sampling_params is None and self.model.layers_kept < self.model.num_layers:
+            return one_token()
+        self._session.check_whole()
+        return sampling_params
 
     # ------------------------------------------------------------ steps
 

@@ -44,7 +44,8 @@ class Head(NamedTuple):
         return f"{self.layer}-{self.head}"
 
 
-def _span(value: object, what: str) -> Span:
+def as_span(value: object) -> Span | None:
+    """A half-open token span (start, end), 0 <= start < end; None for anything else."""
     if (
         isinstance(value, Sequence)
         and not isinstance(value, str)
@@ -53,9 +54,17 @@ def _span(value: object, what: str) -> Span:
         and 0 <= value[0] < value[1]
     ):
         return int(value[0]), int(value[1])
-    raise ProbeError(
-        f"{what} {value!r} is not a half-open token span: expected (start, end), 0 <= start < end."
-    )
+    return None
+
+
+def _span(value: object, what: str) -> Span:
+    span = as_span(value)
+    if span is None:
+        raise ProbeError(
+            f"{what} {value!r} is not a half-open token span: expected (start, end), "
+            "0 <= start < end."
+        )
+    return span
 
 
 def parse_heads(value: Any) -> tuple[Head, ...]:

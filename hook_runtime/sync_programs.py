@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from .conductor import Conductor, Run
 from .desk import DEFAULT
 from .errors import ProbeError
-from .exchange import one_token, per_prompt
+from .exchange import per_prompt
 from .hooked import Call
 from .program_work import Work, as_list, chat_prompt
 from .programmed import Analyzed, Performed, Programmed, reading_of
@@ -162,10 +162,7 @@ class SyncPrograms(Programmed):
         self._check_open()
         count = len(prompts)
         plans = self._desk.pick(programs, count)
-        if sampling_params is None and self.model.layers_kept < self.model.num_layers:
-            sampling_params = one_token()
-        else:
-            self._session.check_whole()
+        sampling_params = self._params_to_perform(sampling_params)
         if sampling_params is None:
             sampling_params = self.llm.get_default_sampling_params()
         params = per_prompt(sampling_params, count, "sampling parameters")

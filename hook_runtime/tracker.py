@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compat import NULL_BLOCK
+from .compat import NULL_BLOCK, extra_arg
 from .errors import ProbeError
 from .specs import AttentionProbe
 
@@ -116,10 +116,7 @@ def columns_of(probe: AttentionProbe) -> np.ndarray:
 
 
 def _carried(new_request: Any) -> dict[str, Any] | None:
-    params = new_request.sampling_params
-    extra = getattr(params, "extra_args", None) if params is not None else None
-    carried = extra.get(EXTRA_ARG) if extra else None
-    return carried if isinstance(carried, dict) else None
+    return extra_arg(new_request, EXTRA_ARG)
 
 
 def _read(new_request: Any, carried: dict[str, Any]) -> ProbedRequest:
