@@ -176,10 +176,7 @@ class _Pass:
 
     def request(self, rows: Rows) -> CaptureRequest:
         prompt = self.prompt
-        span = prompt.query_span
-        if rows == "instruction":
-            span = (prompt.instruction_span[0], len(prompt.token_ids))
-        probe = AttentionProbe("all", span, prompt.document_spans, "documents")
+        probe = AttentionProbe("all", prompt.rows(rows), prompt.document_spans, "documents")
         return CaptureRequest(prompt.token_ids, probe)
 
 

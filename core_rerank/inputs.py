@@ -53,27 +53,21 @@ def check_input(
             for item, doc_id in zip(items, ids, strict=True)
         )
     _check_ids(ids, may_be_none=doc_ids is None)
-    return RerankInput(query, checked, ids, check_max_tokens(max_tokens_per_doc))
+    cut = max_tokens_per_doc
+    cut = None if cut is None else check_count("max_tokens_per_doc", cut)
+    return RerankInput(query, checked, ids, cut)
 
 
-def check_max_tokens(count: Any) -> int | None:
-    """``max_tokens_per_doc`` as an int from 1, or None; ValueError otherwise."""
-    if count is None:
-        return None
-    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-        raise ValueError(f"max_tokens_per_doc must be a whole number from 1, not {count!r}.")
-    return int(count)
+def check_count(name: str, value: Any, otherwise: str = "") -> int:
+    """``value`` as an int from 1; a ValueError that calls it ``name`` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be a whole number from 1{otherwise}, not {value!r}.")
+    return int(value)
 
 
 def check_top_n(top_n: Any) -> int | None:
     """``top_n`` as an int from 1, or None for all documents; ValueError otherwise."""
-    if top_n is None:
-        return None
-    if isinstance(top_n, bool) or not isinstance(top_n, Integral) or top_n < 1:
-        raise ValueError(
-            f"top_n must be a whole number from 1, or None for all documents, not {top_n!r}."
-        )
-    return int(top_n)
+    return None if top_n is None else check_count("top_n", top_n, ", or None for all documents")
 
 
 def _items(values: Any, name: str, what: str) -> list[Any]:

@@ -124,9 +124,7 @@ class PassReader:
         return attention
 
     def _pass(self, prompt: Prompt) -> Pass:
-        rows = prompt.query_span
-        if self.strategy.rows == "instruction":
-            rows = (prompt.instruction_span[0], len(prompt.token_ids))
+        rows = prompt.rows(self.strategy.rows)
         # Weights tell heads apart, so only a plain sum can be taken where they are captured.
         probe = AttentionProbe(
             self.heads or "all",

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 from hook_runtime.specs import Span
 
@@ -68,6 +68,12 @@ class Prompt:
     instruction_span: Span
     truncated: tuple[bool, ...]
     offsets: tuple[tuple[Span, ...], ...]
+
+    def rows(self, which: Literal["query", "instruction"]) -> Span:
+        """The tokens that look: the query's text, or all from the instruction to the end."""
+        if which == "query":
+            return self.query_span
+        return self.instruction_span[0], len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class PromptBuilder:
 
     def build(
         self,
-        query: str,
+        query: str | Segment,
         documents: Sequence[str | Segment],
         max_tokens_per_doc: int | None = None,
     ) -> Prompt:
@@ -153,7 +159,7 @@ class PromptBuilder:
                 ``MIN_TOKENS_PER_DOC`` tokens; or a document or the query has no tokens.
             ValueError: there is no document.
         """
-        asked = self.tokenize(query)
+        asked = query if isinstance(query, Segment) else self.tokenize(query)
         segments = [d if isinstance(d, Segment) else self.tokenize_document(d) for d in documents]
         _check_texts(asked, segments)
         labels = [self._encoder.encode(f"[document {i + 1}]").ids for i in range(len(segments))]

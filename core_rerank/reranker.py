@@ -21,7 +21,15 @@ from .passes import Attention, PassReader, Plan
 from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, PromptBuilder
 from .ranking import ScoredDocument, build_ranking
 from .scoring import score_document
-from .settings import check_settings, check_strategy, check_window, choose_head_set, choose_heads
+from .settings import (
+    check_settings,
+    check_strategy,
+    check_window,
+    choose_calibration,
+    choose_head_set,
+    choose_heads,
+    choose_window,
+)
 from .types import DocId, Document, Ranking
 
 if TYPE_CHECKING:
@@ -86,10 +94,8 @@ class Reranker:
         resolved = name_model(model, backend)
         self._head_set = choose_head_set(heads, config, self._strategy, resolved.model_id)
         self._heads = choose_heads(heads, self._head_set, self._strategy)
-        if window is None:
-            window = self._head_set.window if self._head_set else "all"
-        if calibrate is None:
-            calibrate = self._head_set is None or self._heads is None or self._head_set.calibrate
+        window = choose_window(window, self._head_set)
+        calibrate = choose_calibration(calibrate, self._head_set if self._heads else None)
         self._closed = False
         self._open = self._open_backend(backend, resolved, engine)
         try:

@@ -75,6 +75,20 @@ def choose_head_set(
     return head_set
 
 
+def choose_window(window: Window | None, head_set: HeadSet | None) -> Window:
+    """``window``, or what the head set recommends; "all" without one."""
+    if window is not None:
+        return check_window(window)
+    return head_set.window if head_set else "all"
+
+
+def choose_calibration(calibrate: bool | None, head_set: HeadSet | None) -> bool:
+    """``calibrate``, or what the head set that is read says; yes where there is none."""
+    if calibrate is None:
+        return head_set is None or head_set.calibrate
+    return calibrate
+
+
 def choose_heads(
     heads: HeadSet | Iterable[object] | None, head_set: HeadSet | None, strategy: Strategy
 ) -> tuple[Head, ...] | None:

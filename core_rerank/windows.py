@@ -42,10 +42,11 @@ def plan_windows(
     segments = [builder.tokenize_document(text) if text.strip() else None for text in texts]
     kept = {i: s for i, s in enumerate(segments) if s is not None and s.tokens.ids}
     places = list(kept)
+    asked = builder.tokenize(given.query)
     return tuple(
         WindowPrompt(
             chunk,
-            builder.build(given.query, [kept[i] for i in chunk], given.max_tokens_per_doc),
+            builder.build(asked, [kept[i] for i in chunk], given.max_tokens_per_doc),
         )
         for chunk in split_windows(places, window)
     )

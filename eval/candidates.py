@@ -14,7 +14,7 @@ from core_rerank.errors import DataError
 from core_rerank.types import Document
 
 from .data import Dataset
-from .files import differences, digest, to_json, write_whole
+from .files import differences, digest, make_folder, to_json, write_whole
 
 RETRIEVERS = "core_rerank.retrievers"
 CORPUS_PASS = "core_rerank.retrievers.corpus"
@@ -94,6 +94,8 @@ def find_candidates(
         "identical_ids_removed": ignore_identical_ids,
         "queries": digest(dataset.queries),
     }
+    if keep is not None:
+        make_folder(keep)
     kept = None if keep is None else _read(keep / FILE, json.loads(to_json(settings)))
     if kept is None:
         if index is None:

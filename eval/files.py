@@ -9,6 +9,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from core_rerank.errors import DataError
+
+
+def make_folder(folder: Path) -> None:
+    """A folder for results, and those above it; DataError where a file is in its place."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file: give a folder for the results.")
+    folder.mkdir(parents=True, exist_ok=True)
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace ``path`` in one step; safe from a crash of the machine too."""

@@ -16,7 +16,7 @@ from .bench_report import environment
 from .candidates import Candidates, find_candidates
 from .data import Dataset
 from .engines import Engines
-from .files import digest, file_name
+from .files import digest, file_name, make_folder
 from .journal import Journal, Outcome
 from .report import (
     FIRST_STAGE,
@@ -101,9 +101,8 @@ def _in_use(folder: Path) -> Iterator[None]:
     """Keep other processes out of the folder."""
     from filelock import FileLock, Timeout
 
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file: give a folder for the results.")
-    (folder / JOURNALS).mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    make_folder(folder / JOURNALS)
     try:
         with FileLock(folder / ".lock", timeout=0):
             yield

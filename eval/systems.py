@@ -14,7 +14,12 @@ from core_rerank.heads import HeadSet, Window
 from core_rerank.models import ResolvedModel, resolve_model
 from core_rerank.prompt import DEFAULT_MAX_TOKENS_PER_DOC, PromptBuilder
 from core_rerank.reranker import DEFAULT_MODEL
-from core_rerank.settings import check_strategy, check_window, choose_head_set
+from core_rerank.settings import (
+    check_strategy,
+    choose_calibration,
+    choose_head_set,
+    choose_window,
+)
 from hook_runtime.backend import CaptureBackend
 from hook_runtime.specs import Head
 
@@ -92,9 +97,7 @@ class AttentionSystem:
 
     @property
     def calibrated(self) -> bool:
-        if self.calibrate is None:
-            return self.head_set is None or self.head_set.calibrate
-        return self.calibrate
+        return choose_calibration(self.calibrate, self.head_set)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -278,12 +281,11 @@ def attention_system(
     """
     resolved, chosen = resolve_model(model), check_strategy(strategy)
     found = choose_head_set(heads, config, chosen, resolved.model_id)
-    recommended: Window = found.window if found else "all"
     return AttentionSystem(
         name or strategy,
         resolved,
         strategy,
-        recommended if window is None else check_window(window),
+        choose_window(window, found),
         None if chosen.heads == "all" else found,
         backend,
         calibrate,

@@ -18,11 +18,11 @@ from .options import (
     DtypeOption,
     HeadsOption,
     ModelOption,
+    Strategy,
     VerboseOption,
     WindowOption,
     window_value,
 )
-from .rerank import Strategy
 from .terminal import (
     FAILURE,
     CommandError,
@@ -148,17 +148,19 @@ def evaluate(
         folder = module.find_collection(dataset, data_dir)
         data = module.load_beir(folder, split, qrels=qrels, stream=True).first(limit)
         with quiet_engine(verbose):
-            main = module.attention_system(
-                model,
-                strategy=strategy.value,
-                window=window_value(window) if window else None,
-                config=heads_config,
-                backend=backend.value,
-                **options,
+            named = {
+                "strategy": strategy.value,
+                "window": window_value(window) if window else None,
+                "config": heads_config,
+                "backend": backend.value,
                 **({"dtype": dtype.value} if dtype else {}),
-            )
+            }
+            if both := sorted({"model", *named} & options.keys()):
+                raise CommandError(
+                    f"--engine cannot give {', '.join(both)}: use the command's own option."
+                )
+            main = module.attention_system(model, **named, **options)
             systems = module.name_systems(main, compare or [], fused)
-            _make_folder(output)
             candidates = module.find_candidates(
                 data,
                 _beside(retriever, folder),
@@ -205,12 +207,6 @@ def _beside(retriever: str, folder: Path) -> str:
     beside = folder / name
     named = name != retriever and not Path(name).is_file() and beside.is_file()
     return f"run:{beside}" if named else retriever
-
-
-def _make_folder(output: Path) -> None:
-    if output.exists() and not output.is_dir():
-        raise CommandError(f"{output} is a file: give a folder for the results.")
-    output.mkdir(parents=True, exist_ok=True)
 
 
 def _announce(data: Any, candidates: Any, systems: Sequence[Any]) -> None:

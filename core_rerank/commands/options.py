@@ -20,6 +20,8 @@ __all__ = [
     "DtypeOption",
     "HeadsOption",
     "ModelOption",
+    "Strategy",
+    "StrategyOption",
     "VerboseOption",
     "WindowOption",
     "window_value",
@@ -40,6 +42,14 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+class Strategy(StrEnum):
+    """How attention becomes a score."""
+
+    CORE = "core"
+    ICR = "icr"
+    QR = "qr"
 
 
 def parse_window(value: str) -> str:
@@ -103,6 +113,7 @@ HeadsOption = Annotated[
         help="A head set, as detect-heads writes it. Default: the packaged one of the model.",
     ),
 ]
+StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="Which paper's scoring.")]
 DtypeOption = Annotated[
     Dtype | None,
     typer.Option("--dtype", help="Default: the backend's own; float32 is the exact one."),

@@ -20,6 +20,8 @@ from .options import (
     DtypeOption,
     HeadsOption,
     ModelOption,
+    Strategy,
+    StrategyOption,
     VerboseOption,
     WindowOption,
     window_value,
@@ -32,14 +34,6 @@ from .terminal import (
     say,
     write_text,
 )
-
-
-class Strategy(StrEnum):
-    """How attention becomes a score."""
-
-    CORE = "core"
-    ICR = "icr"
-    QR = "qr"
 
 
 class Format(StrEnum):
@@ -75,9 +69,7 @@ def rerank(
     window: WindowOption = None,
     backend: BackendOption = Backend.VLLM,
     heads_config: HeadsOption = None,
-    strategy: Annotated[
-        Strategy, typer.Option("--strategy", help="Which paper's scoring.")
-    ] = Strategy.CORE,
+    strategy: StrategyOption = Strategy.CORE,
     dtype: DtypeOption = None,
     verbose: VerboseOption = False,
 ) -> None:

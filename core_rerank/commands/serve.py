@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import closing
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,23 +15,19 @@ from core_rerank.service.settings import DEFAULT_PORT, ServiceSettings, check_bi
 from .engine import starting
 from .options import (
     DEFAULT_MODEL,
+    Backend,
+    BackendOption,
     DtypeOption,
     HeadsOption,
     ModelOption,
+    Strategy,
+    StrategyOption,
     WindowOption,
     window_value,
 )
-from .rerank import Strategy
 from .terminal import CommandError, errors_as_messages, say
 
 _DEFAULTS = ServiceSettings()
-
-
-class ServeBackend(StrEnum):
-    """What runs the model of a service."""
-
-    VLLM = "vllm"
-    TRANSFORMERS = "transformers"
 
 
 def serve(
@@ -57,16 +52,12 @@ def serve(
         typer.Option(help="A further name that requests may call the model by. Repeatable."),
     ] = None,
     window: WindowOption = None,
-    strategy: Annotated[
-        Strategy, typer.Option("--strategy", help="Which paper's scoring.")
-    ] = Strategy.CORE,
+    strategy: StrategyOption = Strategy.CORE,
     heads_config: HeadsOption = None,
     max_tokens_per_doc: Annotated[
         int | None, typer.Option(min=1, help="Longer documents are cut. Default: 512.")
     ] = None,
-    backend: Annotated[
-        ServeBackend, typer.Option(help="vllm, or transformers where vLLM does not install.")
-    ] = ServeBackend.VLLM,
+    backend: BackendOption = Backend.VLLM,
     dtype: DtypeOption = None,
     max_model_len: Annotated[int | None, typer.Option(min=64, help="Longest prompt.")] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs a model is cut over.")] = 1,
@@ -120,14 +111,17 @@ def serve(
             dtype=dtype.value if dtype else None,
             max_model_len=max_model_len,
         )
-        if backend is ServeBackend.VLLM:
+        if backend is Backend.VLLM:
             options |= _given(
                 tensor_parallel_size=tensor_parallel_size if tensor_parallel_size > 1 else None,
                 data_parallel_size=data_parallel_size if data_parallel_size > 1 else None,
                 distributed_executor_backend=distributed_executor_backend,
             )
         elif tensor_parallel_size > 1 or data_parallel_size > 1 or distributed_executor_backend:
-            raise CommandError("several GPUs need --backend vllm.")
+            raise CommandError(
+                "--tensor-parallel-size, --data-parallel-size and --distributed-executor-backend "
+                "are vLLM's: leave them out, or use --backend vllm."
+            )
         with closing(_bound(host, port)) as bound:
             code = _serve(model, backend, options, bound, settings, allow_unauthenticated, verbose)
     if code:
@@ -148,7 +142,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def _serve(
     model: str,
-    backend: ServeBackend,
+    backend: Backend,
     options: dict[str, Any],
     bound: socket.socket,
     settings: ServiceSettings,
@@ -163,7 +157,7 @@ def _serve(
     def tell() -> None:
         say(f"Serving {model} on {address}")
 
-    name = "vllm-async" if backend is ServeBackend.VLLM else backend.value
+    name = "vllm-async" if backend is Backend.VLLM else backend.value
     with starting(model, name, options, verbose) as reranker:
         if verbose:
             _log_requests()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from core_rerank.inputs import check_input, check_top_n
+from core_rerank.inputs import check_count
 from core_rerank.reranker import Reranker
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class CoreCrossEncoder:
 
         ``batch_size`` changes nothing: the engine makes its own batches.
         """
-        top_n = check_top_n(top_k)
+        top_n = None if top_k is None else check_count("top_k", top_k)
         tasks = [(query, documents)]
         (ranking,) = self._reranker.rerank_batch(
             tasks, top_n=top_n, progress=bool(show_progress_bar)
@@ -64,14 +64,15 @@ class CoreCrossEncoder:
         import numpy as np
 
         single = len(inputs) == 2 and all(isinstance(text, str) for text in inputs)
-        pairs = [inputs] if single else list(inputs)
+        pairs: list[Any] = [inputs] if single else list(inputs)
         places: dict[Any, list[int]] = {}
         for place, pair in enumerate(pairs):
-            if isinstance(pair, str) or len(pair) != 2:
-                raise TypeError(f"pair {place} is not (query, document): {pair!r:.80}.")
-            check_input(pair[0], [pair[1]])
+            if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(t, str) for t in pair):
+                raise TypeError(
+                    f"pair {place} is not (query, document), two strings: {pair!r:.80}."
+                )
             places.setdefault(pair[0], []).append(place)
-        tasks = [(query, [str(pairs[i][1]) for i in own]) for query, own in places.items()]
+        tasks = [(query, [pairs[i][1] for i in own]) for query, own in places.items()]
         scores = np.zeros(len(pairs), np.float32)
         rankings = self._reranker.rerank_batch(tasks, progress=bool(show_progress_bar))
         for own, ranking in zip(places.values(), rankings, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from core_rerank.errors import MissingDependencyError
-from core_rerank.inputs import check_top_n
+from core_rerank.inputs import check_count
 from core_rerank.reranker import Reranker
 from core_rerank.settings import check_strategy, check_window
 
@@ -67,7 +67,7 @@ class CoreRerankRanker:
             ValueError: a setting is wrong, or does not go with ``reranker`` or ``base_url``.
         """
         self.model = model
-        self.top_k = _count(top_k)
+        self.top_k = check_count("top_k", top_k)
         self.window = None if window is None else check_window(window)
         self.strategy = None if strategy is None else check_strategy(strategy).name
         self.score_threshold = score_threshold
@@ -163,7 +163,7 @@ class CoreRerankRanker:
         return default_from_dict(cls, data)
 
     def _limit(self, top_k: int | None) -> int:
-        return self.top_k if top_k is None else _count(top_k)
+        return self.top_k if top_k is None else check_count("top_k", top_k)
 
     def _texts(self, documents: Sequence[Document]) -> list[str]:
         return [
@@ -189,16 +189,6 @@ class CoreRerankRanker:
             for index, score in found
             if least is None or score >= least
         ]
-
-
-def _count(top_k: int) -> int:
-    try:
-        count = check_top_n(top_k)
-    except ValueError:
-        count = None
-    if count is None:
-        raise ValueError(f"top_k must be a whole number from 1, not {top_k!r}.")
-    return count
 
 
 def _unique(documents: Sequence[Document]) -> list[Document]:

@@ -200,7 +200,10 @@ class RemoteSource:
         return body
 
     def _unreachable(self, error: Exception) -> RemoteError:
-        return RemoteError(f"{self._url} did not answer: {type(error).__name__} {error}".rstrip())
+        return RemoteError(
+            f"{self._url} did not answer ({type(error).__name__}: {error}): check base_url, and "
+            "that the server runs; a slow one needs a larger timeout_s."
+        )
 
     def _read(self, response: httpx.Response, count: int, top_n: int | None) -> list[Scored]:
         """The best ``top_n`` of ``count`` texts; some servers answer all whatever was asked."""
@@ -215,7 +218,11 @@ class RemoteSource:
                 for item in response.json()["results"]
             ]
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise RemoteError(f"{self._url} answered no ranking: {error!r}.", 200) from error
+            raise RemoteError(
+                f"{self._url} answered no ranking ({error!r}): base_url must be that of a server "
+                "that answers /v1/rerank as Jina does.",
+                200,
+            ) from error
         if len({item.index for item in found} & set(range(count))) != len(found):
             raise RemoteError(f"{self._url} ranked documents that were not sent, or twice.", 200)
         for index, score in found:

@@ -213,7 +213,11 @@ def _text(item: Any, place: str, rank_fields: Sequence[str] | None) -> str:
         return _string(item["text"], f"{place}.text")
     found = {name: item[name] for name in rank_fields if item.get(name) is not None}
     if not found:
-        raise Invalid(f"{place} has none of the rank_fields.", field=place)
+        raise Invalid(
+            f"{place} has none of the rank_fields ({', '.join(rank_fields)}): give it one, or "
+            "leave rank_fields out to rank 'text'.",
+            field=place,
+        )
     texts = [_string(value, f"{place}.{name}") for name, value in found.items()]
     if len(texts) == 1:
         return texts[0]

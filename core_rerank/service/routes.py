@@ -102,7 +102,8 @@ class RankRoutes:
         cut = [item.index for item in ranking if item.truncated]
         if cut and body.truncate is False:
             raise Invalid(
-                f"texts[{min(cut)}] is longer than a document may be, and truncate is false.",
+                f"texts[{min(cut)}] is longer than a document may be, and truncate is false: "
+                "shorten it, or leave truncate out to have it cut.",
                 field=f"texts[{min(cut)}]",
             )
         texts = body.texts if body.return_text else None

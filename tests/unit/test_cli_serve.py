@@ -73,7 +73,7 @@ def test_a_host_that_is_not_ours_is_said() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--backend", "transformers", "--data-parallel-size", "2"], "need --backend vllm"),
+        (["--backend", "transformers", "--data-parallel-size", "2"], "or use --backend vllm"),
         (["--max-documents", "0"], "max-documents"),
         (["--api-key-file", "{empty}"], "holds no API key"),
         (["--timeout", "nan"], "timeout"),
