@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import start_engine
-from program_oracle import assert_states, reference_states
-from program_runs import run_programs
+from program_oracle import assert_ran
+from program_runs import greedy, run_programs, tokens
 from tiny_models import ARCHITECTURES
 
 from hook_runtime.engine import HookLLM
@@ -40,8 +40,6 @@ def tiny(
 
 def test_states_and_interventions(tiny: tuple[Path, HookLLM]) -> None:
     """Longer than a chunk and than every window, with generation."""
-    from vllm import SamplingParams
-
     folder, engine = tiny
     config = engine.llm.llm_engine.vllm_config.model_config.hf_text_config
     direction = np.random.default_rng(0).standard_normal(config.hidden_size)
@@ -55,11 +53,8 @@ def test_states_and_interventions(tiny: tuple[Path, HookLLM]) -> None:
         Ablate([1, 2], direction, positions="generated"),
         ProjectTo([3], direction, 2.0),
     ]
-    prompts = [
-        np.random.default_rng(i).integers(10, 40000, n).tolist() for i, n in ((1, 160), (2, 90))
-    ]
-    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    prompts = [tokens(160, seed=1), tokens(90, seed=2)]
     programs = [Program(probes, steering), Program(probes)]
-    for ran, prompt in zip(run_programs(engine, prompts, programs, params), prompts, strict=True):
-        references, _ = reference_states(folder, ran.tokens, len(prompt), ran.program)
-        assert_states(ran.states, references, ran.program.probes, tolerance=1e-3)
+    found = run_programs(engine, prompts, programs, greedy(5))
+    for ran, prompt in zip(found, prompts, strict=True):
+        assert_ran(folder, ran, len(prompt), tolerance=1e-3)
