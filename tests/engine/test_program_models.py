@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from engines import start_engine
 from program_oracle import assert_ran
 from program_runs import greedy, run_programs, tokens
-from tiny_models import ARCHITECTURES
 
 from hook_runtime.engine import HookLLM
 from hook_runtime.interventions import Ablate, AddVector, ProjectTo, ScaleHeads
@@ -19,23 +15,6 @@ from hook_runtime.probes import HeadOutputProbe, HiddenStateProbe
 from hook_runtime.programs import Program
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-
-
-@pytest.fixture(params=ARCHITECTURES)
-def tiny(
-    request: pytest.FixtureRequest,
-    tiny_model: Callable[[str], Path],
-    _in_this_process: None,
-) -> Iterator[tuple[Path, HookLLM]]:
-    folder = tiny_model(request.param)
-    arguments: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": 128}
-    with start_engine(folder, **arguments) as engine:
-        yield folder, engine
 
 
 def test_states_and_interventions(tiny: tuple[Path, HookLLM]) -> None:

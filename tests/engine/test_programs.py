@@ -26,15 +26,8 @@ DIRECTION = np.random.default_rng(7).standard_normal(WIDTH)
 OTHER = np.random.default_rng(8).standard_normal((2, WIDTH))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        yield
-
-
 @pytest.fixture(scope="module")
-def chunked(smollm2_dir: Path, _in_this_process: None) -> Iterator[HookLLM]:
+def chunked(smollm2_dir: Path, in_this_process: None) -> Iterator[HookLLM]:
     with start_engine(smollm2_dir, enforce_eager=True, max_num_batched_tokens=CHUNK) as engine:
         yield engine
 
