@@ -13,6 +13,7 @@ DEFAULTS: dict[str, Any] = {
     "max_num_seqs": 16,
     "kv_cache_memory_bytes": 256 << 20,
 }
+TINY_CHUNK = 128  # tokens that engines on tiny models compute at a time
 
 
 def start_engine(model: Path, **arguments: Any) -> HookLLM:

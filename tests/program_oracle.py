@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from oracle import _model
+from program_runs import Ran
 
 from hook_runtime.interventions import Ablate, AddVector, Intervention, ProjectTo, ScaleHeads
 from hook_runtime.probes import HeadOutputProbe, StateProbe
@@ -22,10 +23,10 @@ def reference_states(
     prompt_len: int,
     program: Program,
     dtype: Any = None,
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """What each probe must read in a request that computed these tokens, and the last logits.
+) -> list[np.ndarray]:
+    """What each probe must read in a request that computed these tokens.
 
-    Shapes: [layers or heads, rows, width] a probe, and [vocabulary]. All layers must be named.
+    Shape: [layers or heads, rows, width] a probe. All layers must be named.
     """
     import torch
 
@@ -55,7 +56,7 @@ def reference_states(
     )
     try:
         with torch.no_grad():
-            logits = model(torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+            model(torch.tensor([list(tokens)]), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
@@ -70,7 +71,7 @@ def reference_states(
         if probe.reduce == "mean" and len(where):
             values = values.double().mean(dim=1, keepdim=True)
         answers.append(values.float().numpy())
-    return answers, logits.float().numpy()
+    return answers
 
 
 def _at_layer(output: Any, index: int, own: list[Intervention], prompt_len: int) -> Any:
@@ -139,6 +140,12 @@ def _positions(
         if inside:
             found.append(place)
     return found
+
+
+def assert_ran(model_dir: str | Path, ran: Ran, prompt_len: int, tolerance: float = 2e-4) -> None:
+    """Every state that a request read is what the reference computes from the same tokens."""
+    references = reference_states(model_dir, ran.tokens, prompt_len, ran.program)
+    assert_states(ran.states, references, ran.program.probes, tolerance)
 
 
 def assert_states(

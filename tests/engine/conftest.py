@@ -1,4 +1,4 @@
-"""The engine that the session shares, and what it must give."""
+"""The engine that the session shares, what it must give, and engines on tiny models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import start_engine
+from engines import TINY_CHUNK, start_engine
+from tiny_models import ARCHITECTURES
 
 from hook_runtime.engine import HookLLM
 
@@ -39,3 +40,23 @@ def reference(smollm2_dir: Path) -> Callable[[Any], list[Any]]:
         return [known[r] for r in requests]
 
     return answer
+
+
+@pytest.fixture(scope="module")
+def in_this_process() -> Iterator[None]:
+    """Engines without processes of their own start in a tenth of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        yield
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def tiny(
+    request: pytest.FixtureRequest,
+    tiny_model: Callable[[str], Path],
+    in_this_process: None,
+) -> Iterator[tuple[Path, HookLLM]]:
+    """Every architecture's tiny random checkpoint and an engine on it, in chunks."""
+    folder = tiny_model(request.param)
+    with start_engine(folder, enforce_eager=True, max_num_batched_tokens=TINY_CHUNK) as engine:
+        yield folder, engine

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engines import DEFAULTS, start_engine
+from engines import DEFAULTS, TINY_CHUNK, start_engine
 from oracle import reference_attention
 from parity import assert_exact
 from tiny_models import ARCHITECTURES
@@ -17,9 +17,8 @@ from hook_runtime.engine import HookLLM
 from hook_runtime.errors import ProbeError, UnsupportedModelError
 from hook_runtime.specs import AttentionProbe, CaptureRequest, Head
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("in_this_process")]
 
-CHUNK = 128
 SPANS = ((4, 40), (40, 75), (80, 120))
 
 
@@ -36,26 +35,10 @@ def _requests(num_heads: int) -> list[CaptureRequest]:
     few = (Head(3, num_heads - 1), Head(0, 0), Head(2, 1))
     return [
         CaptureRequest(_prompt(1, 160), AttentionProbe(every, (123, 150), SPANS)),
-        CaptureRequest(_prompt(2, CHUNK + 1), AttentionProbe(few, (122, 129), SPANS, "documents")),
+        CaptureRequest(
+            _prompt(2, TINY_CHUNK + 1), AttentionProbe(few, (122, 129), SPANS, "documents")
+        ),
     ]
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines without processes of their own start in a tenth of the time."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-
-
-@pytest.fixture(params=ARCHITECTURES)
-def tiny(
-    request: pytest.FixtureRequest,
-    tiny_model: Callable[[str], Path],
-    _in_this_process: None,
-) -> Iterator[tuple[Path, HookLLM]]:
-    folder = tiny_model(request.param)
-    arguments: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": CHUNK}
-    with start_engine(folder, **arguments) as engine:
-        yield folder, engine
 
 
 def test_matches_transformers(tiny: tuple[Path, HookLLM]) -> None:
@@ -82,7 +65,7 @@ def test_early_exit_gives_the_same_numbers(arch: str, tiny_model: Callable[[str]
     heads = (Head(1, 2), Head(2, 3))
     prompt = _prompt(1, 160)
     request = CaptureRequest(prompt, AttentionProbe(heads, (123, 150), SPANS))
-    arguments: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": CHUNK}
+    arguments: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": TINY_CHUNK}
     with start_engine(folder, heads=heads, layers="auto", **arguments) as engine:
         assert (engine.model.layers_kept, engine.model.num_layers) == (3, 4)
         budget = DEFAULTS["kv_cache_memory_bytes"]  # for the cache and the shadow together

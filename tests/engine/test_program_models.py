@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from engines import start_engine
-from program_oracle import assert_states, reference_states
-from program_runs import run_programs
-from tiny_models import ARCHITECTURES
+from program_oracle import assert_ran
+from program_runs import greedy, run_programs, tokens
 
 from hook_runtime.engine import HookLLM
 from hook_runtime.interventions import Ablate, AddVector, ProjectTo, ScaleHeads
@@ -21,27 +17,8 @@ from hook_runtime.programs import Program
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-
-
-@pytest.fixture(params=ARCHITECTURES)
-def tiny(
-    request: pytest.FixtureRequest,
-    tiny_model: Callable[[str], Path],
-    _in_this_process: None,
-) -> Iterator[tuple[Path, HookLLM]]:
-    folder = tiny_model(request.param)
-    arguments: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": 128}
-    with start_engine(folder, **arguments) as engine:
-        yield folder, engine
-
-
 def test_states_and_interventions(tiny: tuple[Path, HookLLM]) -> None:
     """Longer than a chunk and than every window, with generation."""
-    from vllm import SamplingParams
-
     folder, engine = tiny
     config = engine.llm.llm_engine.vllm_config.model_config.hf_text_config
     direction = np.random.default_rng(0).standard_normal(config.hidden_size)
@@ -55,11 +32,8 @@ def test_states_and_interventions(tiny: tuple[Path, HookLLM]) -> None:
         Ablate([1, 2], direction, positions="generated"),
         ProjectTo([3], direction, 2.0),
     ]
-    prompts = [
-        np.random.default_rng(i).integers(10, 40000, n).tolist() for i, n in ((1, 160), (2, 90))
-    ]
-    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    prompts = [tokens(160, seed=1), tokens(90, seed=2)]
     programs = [Program(probes, steering), Program(probes)]
-    for ran, prompt in zip(run_programs(engine, prompts, programs, params), prompts, strict=True):
-        references, _ = reference_states(folder, ran.tokens, len(prompt), ran.program)
-        assert_states(ran.states, references, ran.program.probes, tolerance=1e-3)
+    found = run_programs(engine, prompts, programs, greedy(5))
+    for ran, prompt in zip(found, prompts, strict=True):
+        assert_ran(folder, ran, len(prompt), tolerance=1e-3)

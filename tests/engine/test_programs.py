@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import start_engine
-from program_oracle import assert_states, reference_states
-from program_runs import Ran, run_programs
+from program_oracle import assert_ran
+from program_runs import greedy, run_programs, tokens
 
 from hook_runtime.engine import HookLLM
 from hook_runtime.errors import ProbeError, ProgramError
@@ -26,33 +26,10 @@ DIRECTION = np.random.default_rng(7).standard_normal(WIDTH)
 OTHER = np.random.default_rng(8).standard_normal((2, WIDTH))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        yield
-
-
 @pytest.fixture(scope="module")
-def chunked(smollm2_dir: Path, _in_this_process: None) -> Iterator[HookLLM]:
+def chunked(smollm2_dir: Path, in_this_process: None) -> Iterator[HookLLM]:
     with start_engine(smollm2_dir, enforce_eager=True, max_num_batched_tokens=CHUNK) as engine:
         yield engine
-
-
-def tokens(length: int, seed: int = 0) -> list[int]:
-    """Words from the vocabulary; the same seed gives prompts that share their beginning."""
-    return np.random.default_rng(seed).integers(10, 40000, length).tolist()
-
-
-def greedy(count: int = 6, **how: Any) -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, **how)
-
-
-def check(model: Path, ran: Ran, prompt_len: int, tolerance: float = 2e-4) -> None:
-    references, _ = reference_states(model, ran.tokens, prompt_len, ran.program)
-    assert_states(ran.states, references, ran.program.probes, tolerance)
 
 
 EVERYTHING = Program(
@@ -88,7 +65,7 @@ def test_every_kind_of_probe(chunked: HookLLM, smollm2_dir: Path, length: int) -
     program = EVERYTHING if length > 70 else Program(EVERYTHING.probes[:4])
     for _ in range(2):
         (ran,) = run_programs(chunked, [prompt], [program], greedy())
-        check(smollm2_dir, ran, length)
+        assert_ran(smollm2_dir, ran, length)
 
 
 @pytest.mark.parametrize("name", STEERING)
@@ -97,7 +74,7 @@ def test_every_kind_of_intervention(chunked: HookLLM, smollm2_dir: Path, name: s
     prompt = tokens(100, seed=1)
     for probes in (READ, (HiddenStateProbe("all"),)):
         (ran,) = run_programs(chunked, [prompt], [Program(probes, STEERING[name])], greedy())
-        check(smollm2_dir, ran, 100)
+        assert_ran(smollm2_dir, ran, 100)
     assert ran.output.num_cached_tokens >= 64
 
 
@@ -111,8 +88,8 @@ def test_a_cached_prefix_is_computed_again(chunked: HookLLM, smollm2_dir: Path) 
         [Program(EVERYTHING.probes[:1]), Program(EVERYTHING.probes[1:3])],
         greedy(),
     )
-    check(smollm2_dir, whole, 130)
-    check(smollm2_dir, last, 130)
+    assert_ran(smollm2_dir, whole, 130)
+    assert_ran(smollm2_dir, last, 130)
     assert whole.output.num_cached_tokens == 0
     assert last.output.num_cached_tokens >= 96
 
@@ -137,7 +114,7 @@ def test_programs_of_one_batch_and_requests_without(chunked: HookLLM, smollm2_di
         if program is None:
             assert _numbers(before.output) == _numbers(after.output)
         else:
-            check(smollm2_dir, after, len(before.output.prompt_token_ids))
+            assert_ran(smollm2_dir, after, len(before.output.prompt_token_ids))
     assert _numbers(plain[0].output) != _numbers(ran[0].output)
 
 
@@ -176,7 +153,7 @@ def test_a_prompt_that_goes_on_where_another_was_generated(
     (first,) = run_programs(chunked, [prompt], [program], greedy(60))
     longer = [*first.tokens, 11]
     (second,) = run_programs(chunked, [longer], [program], greedy(2))
-    check(smollm2_dir, second, len(longer))
+    assert_ran(smollm2_dir, second, len(longer))
 
 
 def test_beside_attention_captures(chunked: HookLLM, smollm2_dir: Path) -> None:
@@ -195,8 +172,8 @@ def test_beside_attention_captures(chunked: HookLLM, smollm2_dir: Path) -> None:
         greedy(4),
         probes=[request.probe, None, other.probe],
     )
-    check(smollm2_dir, ran[1], 90)
-    check(smollm2_dir, ran[2], 90)
+    assert_ran(smollm2_dir, ran[1], 90)
+    assert_ran(smollm2_dir, ran[2], 90)
     captures = [chunked.reading(ran[i].output.request_id).attention for i in (0, 2)]
     requests = [request, other]
     assert_exact(captures, reference_attention(smollm2_dir, requests), requests)
@@ -246,7 +223,7 @@ def test_a_fault_fails_its_own_requests_only(
     last = Program((HiddenStateProbe("all"),), steered.interventions)
     for program in (last, steered):
         after = run_programs(chunked, prompts, [program, None], greedy())
-        check(smollm2_dir, after[0], 100)
+        assert_ran(smollm2_dir, after[0], 100)
         assert after[1].output.outputs[0].text == plain[1].output.outputs[0].text
     (other,) = run_programs(chunked, prompts[:1], [None], greedy())
     assert other.output.outputs[0].text == plain[0].output.outputs[0].text
@@ -346,7 +323,7 @@ def test_too_much_to_read_is_refused_or_saved(
     ran = run_programs(chunked, prompts, [program] * 3, greedy(4), save_to=tmp_path / "states")
     for one_ran in ran:
         assert isinstance(one_ran.states[0].values, np.memmap)
-        check(smollm2_dir, one_ran, 50)
+        assert_ran(smollm2_dir, one_ran, 50)
     names = [f"{i:06d}.safetensors" for i in range(3)]
     assert sorted(p.name for p in (tmp_path / "states").iterdir()) == names
     from safetensors.numpy import load_file

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import start_engine
-from program_oracle import assert_states, reference_states
-from program_runs import run_programs
+from program_oracle import assert_ran
+from program_runs import greedy, run_programs, tokens
 
 from hook_runtime.engine import HookLLM
 from hook_runtime.errors import UnsupportedVLLMError
@@ -21,7 +21,7 @@ from hook_runtime.programs import Program
 pytestmark = pytest.mark.engine
 
 DIRECTION = np.random.default_rng(0).standard_normal(192)
-PROMPTS = [np.random.default_rng(i).integers(10, 40000, n).tolist() for i, n in ((1, 90), (2, 50))]
+PROMPTS = [tokens(90, seed=1), tokens(50, seed=2)]
 PROBES = (
     HiddenStateProbe("all", positions="all"),
     HeadOutputProbe(["0-1", "3-3"], positions="all"),
@@ -29,17 +29,11 @@ PROBES = (
 PROGRAM = Program(PROBES, [AddVector([0, 2], DIRECTION, 0.5), ScaleHeads(["1-1"], 0.0)])
 
 
-def _params() -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=5)
-
-
 def _numbers(engine: HookLLM, programs: list[Program | None]) -> list[Any]:
     """Text, tokens and log-probabilities of requests without a program."""
     found = []
     for ran, program in zip(
-        run_programs(engine, PROMPTS, programs, _params()), programs, strict=True
+        run_programs(engine, PROMPTS, programs, greedy(logprobs=5)), programs, strict=True
     ):
         if program is None:
             (done,) = ran.output.outputs
@@ -50,10 +44,9 @@ def _numbers(engine: HookLLM, programs: list[Program | None]) -> list[Any]:
 
 def _check(folder: Path, engine: HookLLM) -> None:
     assert engine.llm.reset_prefix_cache()
-    ran = run_programs(engine, PROMPTS, [PROGRAM, Program(PROBES)], _params())
+    ran = run_programs(engine, PROMPTS, [PROGRAM, Program(PROBES)], greedy(logprobs=5))
     for one, prompt in zip(ran, PROMPTS, strict=True):
-        references, _ = reference_states(folder, one.tokens, len(prompt), one.program)
-        assert_states(one.states, references, one.program.probes)
+        assert_ran(folder, one, len(prompt))
 
 
 def test_doors_in_a_compiled_model(tiny_model: Callable[[str], Path]) -> None:
@@ -61,11 +54,10 @@ def test_doors_in_a_compiled_model(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     with start_engine(folder) as engine:
         heads_only = Program(PROBES[1:], ScaleHeads(["1-1"], 0.0))
-        (ran, _) = run_programs(engine, PROMPTS, [heads_only, None], _params())
-        references, _ = reference_states(folder, ran.tokens, len(PROMPTS[0]), ran.program)
-        assert_states(ran.states, references, ran.program.probes)
+        (ran, _) = run_programs(engine, PROMPTS, [heads_only, None], greedy(logprobs=5))
+        assert_ran(folder, ran, len(PROMPTS[0]))
         with pytest.raises(UnsupportedVLLMError, match="programs=True"):
-            run_programs(engine, PROMPTS, [PROGRAM, None], _params())
+            run_programs(engine, PROMPTS, [PROGRAM, None], greedy(logprobs=5))
         assert engine.llm.reset_prefix_cache()
         unhooked = _numbers(engine, [None, None])
     for _ in range(2):
@@ -83,5 +75,4 @@ def test_doors_in_a_model_that_is_cut_and_compiled(tiny_model: Callable[[str], P
     with start_engine(folder, programs=True, layers=3) as engine:
         for one in run_programs(engine, PROMPTS, [program] * 2, None):
             assert one.states[0].values.shape[0] == 3
-            references, _ = reference_states(folder, one.tokens, len(one.tokens), one.program)
-            assert_states(one.states, references, one.program.probes)
+            assert_ran(folder, one, len(one.tokens))

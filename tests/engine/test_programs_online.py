@@ -13,6 +13,7 @@ from engines import DEFAULTS
 from oracle import reference_attention
 from parity import assert_exact
 from program_oracle import assert_states, reference_states
+from program_runs import greedy, tokens
 from prompts import random_request
 
 from hook_runtime import (
@@ -53,19 +54,13 @@ def on_loop(online: ThreadedHookLLM, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def prompt(length: int, seed: int) -> dict[str, list[int]]:
-    return {"prompt_token_ids": np.random.default_rng(seed).integers(10, 40000, length).tolist()}
-
-
-def greedy(count: int = 6) -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    return {"prompt_token_ids": tokens(length, seed)}
 
 
 def check(folder: Path, online: ThreadedHookLLM, program: Program, reading: Any) -> None:
     resolved = online.hooked._conductor.resolve(program)  # type: ignore[union-attr]
     computed = [*reading.prompt_token_ids, *reading.token_ids[:-1]]
-    references, _ = reference_states(folder, computed, len(reading.prompt_token_ids), resolved)
+    references = reference_states(folder, computed, len(reading.prompt_token_ids), resolved)
     assert_states(reading.states, references, resolved.probes)
 
 

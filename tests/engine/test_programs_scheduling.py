@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import start_engine
-from program_oracle import assert_states, reference_states
-from program_runs import Ran, run_programs
+from program_oracle import assert_ran, reference_states
+from program_runs import greedy, run_programs, tokens
 
 from hook_runtime.errors import ProbeError
 from hook_runtime.interventions import Ablate, AddVector, ProjectTo, ScaleHeads
@@ -24,21 +24,6 @@ ADD = AddVector([4], DIRECTION, 1.5)
 PROJECT = ProjectTo([10, 11], DIRECTION, 4.0, positions="generated")
 ABLATE = Ablate("all", DIRECTION)
 READ = (HiddenStateProbe("all", positions="all"), HeadOutputProbe(["2-1"], positions="all"))
-
-
-def tokens(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(10, 40000, length).tolist()
-
-
-def greedy(count: int) -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
-
-
-def check(model: Path, ran: Ran, prompt_len: int) -> None:
-    references, _ = reference_states(model, ran.tokens, prompt_len, ran.program)
-    assert_states(ran.states, references, ran.program.probes)
 
 
 def test_preemption(smollm2_dir: Path) -> None:
@@ -60,7 +45,7 @@ def test_preemption(smollm2_dir: Path) -> None:
         metrics = engine.llm.get_metrics()
         assert sum(m.value for m in metrics if m.name == "vllm:num_preemptions") > 0
     for one in ran:
-        check(smollm2_dir, one, 60)
+        assert_ran(smollm2_dir, one, 60)
 
 
 def test_tensor_parallel(
@@ -79,7 +64,7 @@ def test_tensor_parallel(
     )
     with start_engine(folder, enforce_eager=True, tensor_parallel_size=2) as engine:
         (ran,) = run_programs(engine, [tokens(90, seed=1)], [program], greedy(4))
-    check(folder, ran, 90)
+    assert_ran(folder, ran, 90)
 
 
 def test_bfloat16(smollm2_dir: Path) -> None:
@@ -90,7 +75,7 @@ def test_bfloat16(smollm2_dir: Path) -> None:
     with start_engine(smollm2_dir, dtype="bfloat16", enforce_eager=True) as engine:
         (ran,) = run_programs(engine, [tokens(90, seed=15)], [program], greedy(4))
     exact, rounded = (
-        reference_states(smollm2_dir, ran.tokens, 90, ran.program, dtype)[0][0]
+        reference_states(smollm2_dir, ran.tokens, 90, ran.program, dtype)[0]
         for dtype in (torch.float32, torch.bfloat16)
     )
 
@@ -113,7 +98,7 @@ def test_early_exit(smollm2_dir: Path) -> None:
             None,
         )
         assert ran.program.probes[0].layers == (0, 1, 2, 3, 4, 5)  # type: ignore[attr-defined]
-        check(smollm2_dir, ran, 80)
+        assert_ran(smollm2_dir, ran, 80)
         for beyond in (HiddenStateProbe([6]), HeadOutputProbe(["5-0"])):
             with pytest.raises(ProbeError, match=r"out of range|last one kept"):
                 run_programs(engine, [prompt], [Program((beyond,))], None)

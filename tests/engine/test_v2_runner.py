@@ -72,25 +72,22 @@ def _on_v2(folder: Path, script: str, arguments: Any) -> dict[str, Any]:
 PROGRAMS = """
 import json, sys
 sys.path.insert(0, sys.argv[2])
-from program_runs import run_programs
+from program_runs import greedy, run_programs
 from hook_runtime import HookLLM
 from hook_runtime.interventions import AddVector, ProjectTo, ScaleHeads
 from hook_runtime.probes import HeadOutputProbe, HiddenStateProbe
 from hook_runtime.programs import Program
 
 if __name__ == "__main__":
-    from vllm import SamplingParams
-
     model, prompts, vector = json.loads(sys.argv[1])
     probes = [HiddenStateProbe("all", positions="all"), HeadOutputProbe(["1-1"], positions="all")]
     steering = [AddVector([1], vector, 2.0), ProjectTo([2], vector, 1.0, positions="generated"),
                 ScaleHeads(["1-1", "3-0"], 0.0)]
-    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     with HookLLM(model, dtype="float32", max_model_len=256, enforce_eager=True,
                  kv_cache_memory_bytes=1 << 26, max_num_batched_tokens=48, max_num_seqs=4) as llm:
         programs = [Program(probes, steering), None, Program(probes)]
         for _ in range(2):
-            ran = run_programs(llm, prompts, programs, params)
+            ran = run_programs(llm, prompts, programs, greedy(5))
         print("RESULT " + json.dumps({
             "runner": llm.runner,
             "tokens": [r.tokens for r in ran],
@@ -124,7 +121,7 @@ def test_programs_on_the_v2_runner(tiny_model: Callable[[str], Path], tmp_path: 
     ]
     for i, program in ((0, Program(probes, steering)), (2, Program(probes))):
         tokens = result["tokens"][i]
-        references, _ = reference_states(folder, tokens, len(prompts[i]), program)
+        references = reference_states(folder, tokens, len(prompts[i]), program)
         read = [
             States(probe, (0, len(tokens)), np.array(values, np.float32))
             for probe, values in zip(probes, result["values"][i], strict=True)

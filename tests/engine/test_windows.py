@@ -17,7 +17,7 @@ from parity import assert_exact
 
 from hook_runtime.specs import AttentionProbe, CaptureRequest, Head
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("in_this_process")]
 
 HEADS = tuple(Head(layer, head) for layer in range(4) for head in (0, 3))
 SPANS = ((4, 60), (64, 150))
@@ -33,10 +33,7 @@ def _request(length: int, seed: int) -> CaptureRequest:
 
 
 @pytest.mark.parametrize("arch", ["mistral", "gemma2"])
-def test_rows_inside_a_windows_prefix_hit(
-    arch: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+def test_rows_inside_a_windows_prefix_hit(arch: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(arch)
     requests = [_request(length, seed) for seed, length in enumerate((210, 260, 330, 210))]
     expected = reference_attention(folder, requests)

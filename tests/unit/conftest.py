@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_backend import FakeBackend, Make
 from tokenizer_families import FAMILIES
+
+if TYPE_CHECKING:
+    from core_rerank import Reranker
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +34,11 @@ def make(backend: FakeBackend) -> Make:
         return Reranker(**settings)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def reranker(smollm2_tokenizer: Any) -> Reranker:
+    """A pointwise `Reranker` to put behind the service or an adapter, one a file."""
+    from services import fake_reranker  # needs the server extra
+
+    return fake_reranker(smollm2_tokenizer)[0]

@@ -11,16 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from services import DOCUMENTS, QUERY, behind_socket, fake_reranker
+from services import DOCUMENTS, QUERY, behind_socket
 
 from core_rerank import MissingDependencyError, Ranking, Reranker
 from core_rerank.integrations.cross_encoder import CoreCrossEncoder
 from core_rerank.integrations.source import open_source
-
-
-@pytest.fixture(scope="module")
-def reranker(smollm2_tokenizer: Any) -> Reranker:
-    return fake_reranker(smollm2_tokenizer)[0]
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,8 @@ Command = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def backend(smollm2_dir: Path) -> PlantedBackend:
-    from transformers import AutoTokenizer
-
-    return PlantedBackend(AutoTokenizer.from_pretrained(smollm2_dir))
+def backend(smollm2_tokenizer: Any) -> PlantedBackend:
+    return PlantedBackend(smollm2_tokenizer)
 
 
 @pytest.fixture

@@ -24,10 +24,8 @@ from hook_runtime.specs import Capture, CaptureRequest, Head
 
 
 @pytest.fixture(scope="module")
-def backend(smollm2_dir: Path) -> PlantedBackend:
-    from transformers import AutoTokenizer
-
-    made = PlantedBackend(AutoTokenizer.from_pretrained(smollm2_dir))
+def backend(smollm2_tokenizer: Any) -> PlantedBackend:
+    made = PlantedBackend(smollm2_tokenizer)
     assert isinstance(made, CaptureBackend)
     return made
 

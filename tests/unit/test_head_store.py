@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +34,8 @@ measure_attention(backend, labelled(40), store=sys.argv[3], data="toy")
 
 
 @pytest.fixture(scope="module")
-def backend(smollm2_dir: Path) -> PlantedBackend:
-    from transformers import AutoTokenizer
-
-    return PlantedBackend(AutoTokenizer.from_pretrained(smollm2_dir))
+def backend(smollm2_tokenizer: Any) -> PlantedBackend:
+    return PlantedBackend(smollm2_tokenizer)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

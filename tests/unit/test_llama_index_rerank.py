@@ -29,11 +29,6 @@ from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, Quer
 from core_rerank.integrations.llama_index import CoreRerank
 
 
-@pytest.fixture(scope="module")
-def reranker(smollm2_tokenizer: Any) -> Reranker:
-    return fake_reranker(smollm2_tokenizer)[0]
-
-
 @pytest.fixture
 def rerank(reranker: Reranker) -> CoreRerank:
     return CoreRerank(reranker, top_n=3)

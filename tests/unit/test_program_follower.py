@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scheduler_outputs import new_request, step
 
 from hook_runtime.errors import ProbeError
 from hook_runtime.follower import EXTRA_ARG, Follower, Piece, RunningProgram, Stretch, rows_of
@@ -21,35 +21,8 @@ PROGRAM = Program((HiddenStateProbe([1]), HiddenStateProbe([1], reduce="mean")))
 
 
 def new(name: str, tokens: int, blocks: list[int], computed: int = 0, **how: Any) -> Any:
-    return SimpleNamespace(
-        req_id=name,
-        prompt_token_ids=list(range(tokens)),
-        mm_features=how.pop("mm_features", []),
-        sampling_params=SimpleNamespace(
-            extra_args=how.pop("extra", {EXTRA_ARG: {"id": f"p-{name}", "program": PROGRAM.wire}})
-        ),
-        block_ids=(blocks,),
-        num_computed_tokens=computed,
-    )
-
-
-def step(
-    scheduled: dict[str, int],
-    new_requests: tuple[Any, ...] = (),
-    cached: tuple[tuple[str, list[int] | None, int, bool], ...] = (),
-    finished: tuple[str, ...] = (),
-) -> Any:
-    return SimpleNamespace(
-        scheduled_new_reqs=list(new_requests),
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[c[0] for c in cached],
-            new_block_ids=[None if c[1] is None else (c[1],) for c in cached],
-            num_computed_tokens=[c[2] for c in cached],
-            resumed_req_ids={c[0] for c in cached if c[3]},
-        ),
-        num_scheduled_tokens=scheduled,
-        finished_req_ids=set(finished),
-    )
+    extra = {EXTRA_ARG: {"id": f"p-{name}", "program": PROGRAM.wire}}
+    return new_request(name, tokens, blocks, computed, **{"extra": extra, **how})
 
 
 def follower() -> Follower:

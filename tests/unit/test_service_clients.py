@@ -11,16 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from services import DOCUMENTS, QUERY, behind_socket, fake_reranker
+from services import DOCUMENTS, QUERY, behind_socket
 
 from core_rerank import Ranking, Reranker
 
 MODEL = "test/fake"
-
-
-@pytest.fixture(scope="module")
-def reranker(smollm2_tokenizer: Any) -> Reranker:
-    return fake_reranker(smollm2_tokenizer)[0]
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,6 @@ from core_rerank.service.responses import CohereResult, TEIResult
 ORDER = [1, 3]  # the two documents about tides, in either order
 
 
-@pytest.fixture(scope="module")
-def reranker(smollm2_tokenizer: Any) -> Reranker:
-    return fake_reranker(smollm2_tokenizer)[0]
-
-
 def post(reranker: Reranker, path: str, body: Any, **settings: Any) -> httpx.Response:
     return call(reranker, "POST", path, body, **settings)
 

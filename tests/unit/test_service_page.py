@@ -12,17 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import DOCUMENTS, QUERY, behind_socket, call, fake_reranker
+from services import DOCUMENTS, QUERY, behind_socket, call
 
 from core_rerank import Reranker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
-
-
-@pytest.fixture(scope="module")
-def reranker(smollm2_tokenizer: Any) -> Reranker:
-    return fake_reranker(smollm2_tokenizer)[0]
 
 
 @pytest.fixture(scope="module")

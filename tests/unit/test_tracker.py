@@ -6,6 +6,8 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+from scheduler_outputs import new_request, step
+
 from hook_runtime.specs import AttentionProbe
 from hook_runtime.tracker import EXTRA_ARG, Tracker
 
@@ -15,37 +17,8 @@ PROBE = AttentionProbe(["1-0"], (8, 10), [(0, 5)])
 
 
 def new(name: str, tokens: int, blocks: list[int], computed: int = 0, **how: Any) -> Any:
-    extra = how.pop("extra", {EXTRA_ARG: {"id": f"c-{name}", "probe": json.dumps(PROBE.to_json())}})
-    return SimpleNamespace(
-        req_id=name,
-        prompt_token_ids=list(range(tokens)),
-        mm_features=how.pop("mm_features", []),
-        sampling_params=SimpleNamespace(extra_args=extra),
-        lora_request=how.pop("lora_request", None),
-        block_ids=(blocks,),
-        num_computed_tokens=computed,
-    )
-
-
-def step(
-    scheduled: dict[str, int],
-    new_requests: tuple[Any, ...] = (),
-    cached: tuple[tuple[str, list[int] | None, int, bool], ...] = (),
-    finished: tuple[str, ...] = (),
-    copies: list[tuple[int, int]] | None = None,
-) -> Any:
-    return SimpleNamespace(
-        scheduled_new_reqs=list(new_requests),
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[c[0] for c in cached],
-            new_block_ids=[None if c[1] is None else (c[1],) for c in cached],
-            num_computed_tokens=[c[2] for c in cached],
-            resumed_req_ids={c[0] for c in cached if c[3]},
-        ),
-        num_scheduled_tokens=scheduled,
-        finished_req_ids=set(finished),
-        kv_cache_block_copies=copies,
-    )
+    extra = {EXTRA_ARG: {"id": f"c-{name}", "probe": json.dumps(PROBE.to_json())}}
+    return new_request(name, tokens, blocks, computed, **{"extra": extra, **how})
 
 
 def recorded(tracker: Tracker, *chunks: Any) -> None:
