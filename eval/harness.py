@@ -28,7 +28,7 @@ from .report import (
 )
 from .report_files import write_report
 from .rivals.base import Ranker, Task
-from .systems import FusedSystem, System
+from .systems import FusedSystem, System, by_engine, engines_for
 
 DEFAULT_BATCH = 8
 JOURNALS = "journal"
@@ -43,6 +43,7 @@ def evaluate(
     output: str | os.PathLike[str] | None = None,
     batch: int = DEFAULT_BATCH,
     relevance_level: int = 1,
+    engines: Engines | None = None,
     progress: bool = False,
 ) -> Report:
     """Rank every query's candidates with every system, one system after the other.
@@ -57,6 +58,8 @@ def evaluate(
             keeps everything in memory.
         batch: queries ranked together: what a stop can lose, and what keeps an engine full.
         relevance_level: see ``measure_run``.
+        engines: used and left open, for the next collection; by default engines of its own,
+            closed at the end.
         progress: show bars on stderr, with the time left.
 
     A query whose ranking fails (its prompt does not fit, its scores are not finite) is noted with
@@ -73,7 +76,7 @@ def evaluate(
     folder = None if output is None else Path(output)
     with nullcontext() if folder is None else _in_use(folder):
         journals = _open_journals(dataset, candidates, systems, folder, batch)
-        _rank_missing(dataset, candidates, systems, journals, progress)
+        _rank_missing(dataset, candidates, systems, journals, engines, progress)
         report = _report(dataset, candidates, systems, journals, batch, relevance_level)
         if folder is not None:
             write_report(report, folder)
@@ -145,16 +148,15 @@ def _rank_missing(
     candidates: Candidates,
     systems: Sequence[System | FusedSystem],
     journals: dict[str, Journal],
+    engines: Engines | None,
     progress: bool,
 ) -> None:
     """Systems that share an engine follow each other."""
     waiting = [s for s in systems if not isinstance(s, FusedSystem) and journals[s.name].missing]
-    needs = [system.need for system in waiting]
-    keys = [None if need is None else need.key for need in needs]
-    with Engines(need for need in needs if need is not None) as engines:
-        for key in dict.fromkeys(keys):
-            for system in (s for s, own in zip(waiting, keys, strict=True) if own == key):
-                _rank(system, engines, journals[system.name], dataset, candidates, progress)
+    with engines_for(waiting) if engines is None else nullcontext(engines) as running:
+        for group in by_engine(waiting):
+            for system in group:
+                _rank(system, running, journals[system.name], dataset, candidates, progress)
 
 
 def _rank(

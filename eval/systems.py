@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +23,7 @@ from core_rerank.settings import (
 from hook_runtime.backend import CaptureBackend
 from hook_runtime.specs import Head
 
-from .engines import EngineNeed
+from .engines import EngineNeed, Engines
 from .files import digest
 from .rivals import CoreRanker, ListwiseRanker, Ranker, SentenceTransformersRanker
 from .rivals.listwise import STEP, WINDOW, question
@@ -326,6 +326,19 @@ def with_random_heads(base: AttentionSystem, seed: int, name: str | None = None)
         default=False,
     )
     return replace(base, name=name or f"random-heads:{seed}", head_set=control)
+
+
+def by_engine(systems: Iterable[System]) -> list[list[System]]:
+    """The systems in groups that one engine serves, in order of the first of each."""
+    groups: dict[object, list[System]] = {}
+    for system in systems:
+        groups.setdefault(system.need and system.need.key, []).append(system)
+    return list(groups.values())
+
+
+def engines_for(systems: Iterable[System]) -> Engines:
+    """Engines with room for what all of the systems read."""
+    return Engines(system.need for system in systems if system.need is not None)
 
 
 def model_identity(model: ResolvedModel) -> dict[str, Any]:
