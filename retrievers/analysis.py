@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from core_rerank.errors import MissingDependencyError
@@ -159,10 +161,24 @@ def _stop_words(code: str) -> tuple[str, ...]:
     return getattr(stopwords, f"STOPWORDS_{_STOP_WORDS[code]}") if code in _STOP_WORDS else ()
 
 
+@contextmanager
+def _without_jax() -> Iterator[None]:
+    """Keep bm25s from JAX, unused here, which would take three quarters of a GPU's memory."""
+    if "jax" in sys.modules:
+        yield
+        return
+    sys.modules["jax"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules["jax"]
+
+
 def _packages() -> tuple[Any, Any]:
     """The regex module and Snowball's stemmer class; says how to install what is missing."""
     try:
-        import bm25s  # noqa: F401
+        with _without_jax():
+            import bm25s  # noqa: F401
         import regex
         import Stemmer
     except ImportError as error:

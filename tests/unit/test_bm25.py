@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,26 @@ def test_ties_at_the_last_place_go_to_those_that_come_first() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SCIFACT.is_dir(), reason="needs the SciFact collection")
+def test_jax_is_not_started(tmp_path: Path) -> None:
+    """With a GPU it would take three quarters of the memory, and vLLM would not start."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("print('jax started')\n")
+    (tmp_path / "jax" / "lax.py").write_text("top_k = print\n")
+    code = (
+        "from core_rerank.retrievers import BM25Retriever; BM25Retriever(); import bm25s.selection;"
+        "print(bm25s.selection.JAX_IS_AVAILABLE); import jax"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split("\n")[:2] == ["False", "jax started"]
+
+
 def test_scifact_is_as_good_as_published() -> None:
     # Anserini's BM25 at k1 0.9 and b 0.4: title and text in one field .6789, in two .6647.
     data = load_beir(SCIFACT, "test")
