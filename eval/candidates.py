@@ -101,7 +101,7 @@ def find_candidates(
         if index is None:
             searcher.index(dataset.documents, progress=progress)
         else:
-            searcher = module.index_or_load(retriever, dataset.documents, index, progress=progress)
+            module.index_or_load(searcher, dataset.documents, index, progress=progress)
         started = time.perf_counter()
         run = searcher.search(dataset.queries, depth + ignore_identical_ids, progress=progress)
         seconds = time.perf_counter() - started
