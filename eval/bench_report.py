@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from core_rerank.files import write_whole
+
 from .timing import Comparison
 
 RESULTS = Path(__file__).parent / "results"
@@ -176,9 +178,4 @@ def write_json(report: Report, path: Path) -> None:
     if report.missing:
         content["missing"] = report.missing
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, json.dumps(content, indent=1) + "\n")

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core_rerank.files import write_whole
 from core_rerank.head_attention import HeadAttention, pool_attention
 from core_rerank.head_methods import METHODS, Evidence, Method, choose
 from core_rerank.head_scores import random_quality
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.output is None:
         print(text)
     else:
-        given.output.write_text(text, encoding="utf-8")
+        write_whole(given.output, text)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core_rerank.files import write_whole
+
 from .bench_report import environment
 
 if TYPE_CHECKING:
@@ -298,9 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     asked = {"serve": given[cut + 1 :], **vars(options), "output": str(options.output)}
     text = json.dumps({"asked": asked, "environment": environment(), **result}, indent=1)
-    partial = options.output.with_suffix(".part")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(options.output)
+    write_whole(options.output, text + "\n")
     return int(failed)
 
 

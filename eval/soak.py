@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core_rerank.files import write_whole
+
 from .bench_report import environment
 
 if TYPE_CHECKING:
@@ -175,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: [asdict(s) for s in runs[c]] for name, c in (("captured", True), ("plain", False))
     }
     text = json.dumps({**about, **both}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_whole(path, text + "\n")
     print(f"written to {path}")
     return int(bool(found))
 
