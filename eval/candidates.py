@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ OWN_ID_COLLECTIONS = ("arguana", "quora")
 Run = dict[str, dict[str, float]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidates:
     """What a first stage found.
 
@@ -48,7 +49,7 @@ class Candidates:
     corpus: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A hash of the candidates: ids, order, titles and texts."""
         texts = {name: [d.title, d.text] for name, d in self.documents.items()}

@@ -70,11 +70,12 @@ def evaluate(
     _check(systems, batch)
     if candidates is None:
         candidates = find_candidates(dataset, progress=progress)
-    folder = None if output is None else Path(output)
+    folder, about = None if output is None else Path(output), environment()
     with nullcontext() if folder is None else _in_use(folder):
-        journals = _open_journals(dataset, candidates, systems, folder, batch)
+        journals = _open_journals(dataset, candidates, systems, folder, batch, about["versions"])
         _rank_missing(dataset, candidates, systems, journals, progress)
-        report = _report(dataset, candidates, systems, journals, batch, relevance_level)
+        measured = _measured(dataset, candidates, systems, journals, relevance_level)
+        report = Report(dataset, candidates, measured, batch, relevance_level, about)
         if folder is not None:
             write_report(report, folder)
     return report
@@ -118,6 +119,7 @@ def _open_journals(
     systems: Sequence[System | FusedSystem],
     folder: Path | None,
     batch: int,
+    versions: dict[str, str],
 ) -> dict[str, Journal]:
     """All of them before anything is ranked, so that other settings are refused at once."""
     query_ids = [query_id for query_id in dataset.queries if candidates.run.get(query_id)]
@@ -126,7 +128,7 @@ def _open_journals(
         "candidates": candidates.digest,
         "queries": digest({query_id: dataset.queries[query_id] for query_id in query_ids}),
         "batch": batch,
-        "versions": environment()["versions"],
+        "versions": versions,
     }
     return {
         system.name: Journal(
@@ -210,14 +212,15 @@ def _rank_batch(ranker: Ranker, query_ids: Sequence[str], tasks: Sequence[Task])
     ]
 
 
-def _report(
+def _measured(
     dataset: Dataset,
     candidates: Candidates,
     systems: Sequence[System | FusedSystem],
     journals: dict[str, Journal],
-    batch: int,
     relevance_level: int,
-) -> Report:
+) -> tuple[SystemReport, ...]:
+    """The first stage, then every system."""
+
     def measure(name: str, rankings: Rankings, **about: Any) -> SystemReport:
         return report_system(
             name, rankings, dataset, candidates, relevance_level=relevance_level, **about
@@ -252,5 +255,4 @@ def _report(
                 first_stage=first,
             )
         )
-    about = environment()
-    return Report(dataset, candidates, tuple(measured), batch, relevance_level, about)
+    return tuple(measured)
