@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from core_rerank.files import write_whole
 
 from .bench_report import environment
+from .resident import resident_mib
 
 if TYPE_CHECKING:
     import httpx
@@ -114,24 +115,6 @@ def served(options: Sequence[str]) -> Iterator[tuple[str, int]]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process and all below it, in MiB; shared pages count each time."""
-    parents, pages = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            )
-            pages[int(folder.name)] = int((folder / "statm").read_text().split()[1])
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-    family, newest = {pid}, {pid}
-    while newest:
-        newest = {child for child, parent in parents.items() if parent in newest}
-        family |= newest
-    return sum(pages.get(one, 0) for one in family) * 4096 / 2**20
 
 
 async def load(

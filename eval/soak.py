@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from core_rerank.files import write_whole
 
 from .bench_report import environment
+from .resident import resident_mib
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +78,8 @@ def soak(
             _run_plain(engine, batch)
         bar.update(len(numbers))
         if (start // BATCH) % 5 == 4 or start + BATCH >= requests:
-            samples.append(Sample(start + len(numbers), _resident_mib(), _total(engine.stats())))
+            held = resident_mib(os.getpid())
+            samples.append(Sample(start + len(numbers), held, _total(engine.stats())))
     return samples
 
 
@@ -91,14 +94,6 @@ def _run_plain(engine: HookLLM, batch: Sequence[CaptureRequest]) -> None:
 def _check_same(number: int, got: np.ndarray, before: np.ndarray) -> None:
     error = float(abs(got - before).max() / abs(before).max())
     assert error <= TOLERANCE, f"request {number} changed its answer by {error:.1e}"
-
-
-def _resident_mib() -> float:
-    """Of this process and all below it; memory shared between them counts once for each."""
-    import psutil
-
-    here = psutil.Process()
-    return sum(p.memory_info().rss for p in (here, *here.children(recursive=True))) / 2**20
 
 
 def _total(workers: Sequence[dict[str, int]]) -> dict[str, int]:
