@@ -87,7 +87,7 @@ class SentenceTransformersRanker:
         start = time.perf_counter()
         scores = self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False)
         seconds = time.perf_counter() - start
-        tokenizer, limit = self._model.tokenizer, self._model.max_length
+        tokenizer, limit = self._model.tokenizer, self._model.max_seq_length
         longest = {"truncation": True, "max_length": limit} if limit else {}
         ids = (
             tokenizer(*map(list, zip(*pairs, strict=True)), **longest)["input_ids"] if pairs else []
