@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core_rerank.beir import QUERIES, CorpusFile, read_corpus, read_queries
@@ -49,12 +49,10 @@ class Dataset:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}.")
         kept = list(self.queries)[:limit]
-        return Dataset(
-            self.name,
-            self.corpus,
-            {query_id: self.queries[query_id] for query_id in kept},
-            {query_id: self.qrels[query_id] for query_id in kept},
-            self.file,
+        return replace(
+            self,
+            queries={query_id: self.queries[query_id] for query_id in kept},
+            qrels={query_id: self.qrels[query_id] for query_id in kept},
         )
 
 

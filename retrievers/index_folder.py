@@ -183,7 +183,7 @@ def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
     return {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
-            "sha256": _file_hash(path),
+            "sha256": file_hash(path),
         }
         for path in files
     }
@@ -199,11 +199,12 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         raise IndexFolderError(f"{folder} is not as it was written: {what}. {_AGAIN}")
     for name, expected in manifest.files.items():
         path = folder / name
-        if path.stat().st_size != expected["bytes"] or _file_hash(path) != expected["sha256"]:
+        if path.stat().st_size != expected["bytes"] or file_hash(path) != expected["sha256"]:
             raise IndexFolderError(f"{path} is not as it was written: damaged or altered. {_AGAIN}")
 
 
-def _file_hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, read piece by piece, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from core_rerank.errors import DataError, IndexFolderError
 
 from .base import Run, check_depth, versions
 from .corpus import Corpus, CorpusPass, Fingerprint
-from .index_folder import Manifest, read_index, read_manifest, write_index
+from .index_folder import Manifest, file_hash, read_index, read_manifest, write_index
 
 _COPY = "run.trec"
 
@@ -68,7 +67,7 @@ class RunFileRetriever:
         """Reads the file. Raises DataError as ``read_run`` does."""
         self.path = Path(path)
         self._lines = _read(self.path)
-        self._sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        self._sha256 = file_hash(self.path)
         self._corpus: Fingerprint | None = None
 
     @property
@@ -145,7 +144,7 @@ class RunFileRetriever:
 
     def _write(self, folder: Path) -> None:
         shutil.copyfile(self.path, folder / _COPY)
-        if hashlib.sha256((folder / _COPY).read_bytes()).hexdigest() != self._sha256:
+        if file_hash(folder / _COPY) != self._sha256:
             raise IndexFolderError(f"{self.path} has changed since it was read. Read it again.")
 
 
