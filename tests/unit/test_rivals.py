@@ -225,7 +225,7 @@ def test_sentence_transformers_are_asked_in_one_batch(monkeypatch: pytest.Monkey
     class CrossEncoder:
         def __init__(self, model: str, **options: Any) -> None:
             assert options == {"max_length": 512}
-            self.max_length = 512
+            self.max_seq_length = 512
             self.tokenizer = lambda queries, texts, **_: {
                 "input_ids": [[0] * len(q + t) for q, t in zip(queries, texts, strict=True)]
             }
