@@ -94,7 +94,10 @@ def _check(systems: Sequence[System | FusedSystem], batch: int) -> None:
             raise ValueError(f"two systems would have files called {name!r}: give another name.")
         taken.add(name)
         if isinstance(system, FusedSystem) and system.of not in ranked:
-            raise ValueError(f"{system.name} fuses {system.of!r}, which is not evaluated.")
+            raise ValueError(
+                f"{system.name} fuses {system.of!r}, which is not among the systems "
+                f"({', '.join(sorted(ranked))}): evaluate it too, or leave the fusion out."
+            )
 
 
 @contextmanager

@@ -109,7 +109,8 @@ def read_manifest(folder: str | Path, kind: str | None = None) -> Manifest:
             f"{folder} is there, but {MANIFEST} is not: it is no index, or one half-written. "
             + _AGAIN
             if folder.is_dir()
-            else f"{folder} is missing: expected the folder of an index."
+            else f"{folder} is missing: expected the folder of an index. Give the one that "
+            "`core-rerank index` or a retriever's save(folder) wrote, or index the corpus first."
         )
     try:
         content = json.loads(path.read_bytes())

@@ -157,10 +157,13 @@ def _read(path: Path) -> dict[str, list[_Line]]:
         if first is not line:
             raise DataError(
                 f"{path}, line {line.number}: query {line.query_id!r} has document "
-                f"{line.doc_id!r} twice, first on line {first.number}."
+                f"{line.doc_id!r} twice, first on line {first.number}: take one of them out."
             )
     if not rankings:
-        raise DataError(f"{path} holds no ranking.")
+        raise DataError(
+            f"{path} holds no ranking: expected lines of 'query Q0 document rank score tag'. Run "
+            "the first stage again, or give another file."
+        )
     return {
         query_id: sorted(ranking.values(), key=lambda line: (-line.score, line.rank, line.number))
         for query_id, ranking in rankings.items()
@@ -169,14 +172,17 @@ def _read(path: Path) -> dict[str, list[_Line]]:
 
 def _parsed(path: Path) -> Iterator[_Line]:
     if not path.is_file():
-        raise DataError(f"{path} is missing: expected a TREC run.")
+        raise DataError(
+            f"{path} is missing: expected a TREC run. Give the path of a file with lines of "
+            "'query Q0 document rank score tag'."
+        )
     with path.open("rb") as lines:
         for number, raw in enumerate(lines, start=1):
             where = f"{path}, line {number}"
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
-                raise DataError(f"{where} is not UTF-8.") from None
+                raise DataError(f"{where} is not UTF-8: save the file in UTF-8.") from None
             if text.strip() and not (number == 1 and text.startswith("query-id")):
                 yield _line(where, number, text)
 
