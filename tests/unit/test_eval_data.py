@@ -104,7 +104,7 @@ def test_a_missing_split_or_folder_is_named(tmp_path: Path) -> None:
     folder = _folder(tmp_path)
     with pytest.raises(DataError, match=r"dev\.tsv is missing. Splits there are: test"):
         load_beir(folder, "dev")
-    with pytest.raises(DataError, match="expected a BEIR folder. Put the judgements there"):
+    with pytest.raises(DataError, match=r"expected a BEIR folder\. Put the judgements there"):
         load_beir(tmp_path / "nowhere")
     (folder / "queries.jsonl").unlink()
     with pytest.raises(DataError, match=r"queries\.jsonl is missing"):
