@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from core_rerank.files import write_whole
 
-from .bench_report import environment
+from .bench_report import RESULTS, environment
 from .resident import resident_mib
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hook_runtime.engine import HookLLM
     from hook_runtime.specs import CaptureRequest, Head
 
-RESULTS = Path(__file__).parent / "results"
 BATCH = 100
 PREFIXES = 20
 """Different beginnings that the prompts share, so that the prefix cache is hit and evicted."""
