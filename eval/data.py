@@ -13,6 +13,7 @@ from pathlib import Path
 
 from core_rerank.beir import QUERIES, CorpusFile, read_corpus, read_queries
 from core_rerank.errors import DataError
+from core_rerank.inputs import check_count
 from core_rerank.types import Document
 
 Qrels = dict[str, dict[str, int]]
@@ -46,9 +47,7 @@ class Dataset:
         """The same with the first ``limit`` queries only (None: all)."""
         if limit is None:
             return self
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}.")
-        kept = list(self.queries)[:limit]
+        kept = list(self.queries)[: check_count("limit", limit)]
         return replace(
             self,
             queries={query_id: self.queries[query_id] for query_id in kept},

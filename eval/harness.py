@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core_rerank.errors import DataError, NotFiniteError
+from core_rerank.inputs import check_count
 
 from .bench_report import environment
 from .candidates import Candidates, find_candidates
@@ -67,7 +68,8 @@ def evaluate(
         ValueError: two systems have one name, or a fusion's system is not there.
         ModelError, MissingDependencyError, HookRuntimeError: a system could not be started.
     """
-    _check(systems, batch)
+    _check(systems)
+    batch = check_count("batch", batch)
     if candidates is None:
         candidates = find_candidates(dataset, progress=progress)
     folder, about = None if output is None else Path(output), environment()
@@ -81,9 +83,7 @@ def evaluate(
     return report
 
 
-def _check(systems: Sequence[System | FusedSystem], batch: int) -> None:
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch must be a whole number of queries from 1, not {batch!r}.")
+def _check(systems: Sequence[System | FusedSystem]) -> None:
     if not systems:
         raise ValueError("there is no system to evaluate: give at least one.")
     taken = {file_name(FIRST_STAGE)}

@@ -22,6 +22,7 @@ from .corpus import Corpus, Fingerprint, fingerprint
 
 FORMAT = 1
 MANIFEST = "index.json"
+DOC_IDS = "doc_ids.json"
 _AGAIN = "Index the corpus again."
 
 
@@ -133,6 +134,16 @@ def read_manifest(folder: str | Path, kind: str | None = None) -> Manifest:
             "open it with core_rerank.retrievers.load_retriever."
         )
     return manifest
+
+
+def write_ids(folder: Path, doc_ids: list[str]) -> None:
+    """Keep the documents' ids, in the order of the index's rows."""
+    (folder / DOC_IDS).write_text(json.dumps(doc_ids), encoding="ascii")
+
+
+def read_ids(folder: str | Path) -> list[str]:
+    """What ``write_ids`` kept."""
+    return json.loads((Path(folder) / DOC_IDS).read_bytes())
 
 
 def check_corpus(folder: Path, built_from: Fingerprint, given: Fingerprint) -> None:

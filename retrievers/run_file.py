@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from core_rerank.errors import DataError, IndexFolderError
+from core_rerank.inputs import check_count
 
-from .base import Run, check_depth, versions
+from .base import Run, versions
 from .corpus import Corpus, CorpusPass, Fingerprint
 from .index_folder import Manifest, file_hash, read_index, read_manifest, write_index
 
@@ -100,7 +101,7 @@ class RunFileRetriever:
         Raises:
             DataError: the file has none of these queries.
         """
-        check_depth(depth)
+        depth = check_count("depth", depth)
         if queries and not any(query_id in self._lines for query_id in queries):
             raise DataError(
                 f"{self.path} has none of the {len(queries)} queries: it holds "

@@ -74,5 +74,5 @@ def test_a_model_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
         SentenceEncoder("/no/such")
     with pytest.raises(ModelError, match="Expected a folder that sentence-transformers saved"):
         SentenceEncoder(tmp_path)
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, not 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number from 1, not 0"):
         SentenceEncoder(batch_size=0)
