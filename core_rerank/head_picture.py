@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import MissingDependencyError
-from .files import write_whole
 from .head_detection import Detection
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ def draw_detection(detection: Detection, path: str | os.PathLike[str]) -> None:
     layers, heads = detection.scores.shape
     height = min(max(1.2 + 0.22 * heads, 2.6), 8.0)
     width = min(max(3.0 + 0.27 * layers, 8.0), 18.0)
-    drawn = BytesIO()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with rc_context({"svg.hashsalt": "core-rerank", "font.size": 10}):
         figure = Figure(figsize=(width, height + 4.0), layout="constrained")
         above, below = figure.subplots(2, 1, height_ratios=[height, 3.4])
@@ -70,8 +68,11 @@ def draw_detection(detection: Detection, path: str | os.PathLike[str]) -> None:
         kind = path.suffix.lower().removeprefix(".")
         # The date or the library's version would make equal pictures differ.
         unset = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(drawn, format=kind, dpi=120, metadata=unset)
-    write_whole(path, drawn.getvalue())
+        try:
+            figure.savefig(partial, format=kind, dpi=120, metadata=unset)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _title(detection: Detection) -> str:

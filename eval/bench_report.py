@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from core_rerank.files import write_whole
-
+from .files import write_whole
 from .timing import Comparison
 
 RESULTS = Path(__file__).parent / "results"

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from core_rerank.errors import DataError
-from core_rerank.files import write_whole
 from core_rerank.inputs import check_count
 from core_rerank.types import Document
 
 from .data import Dataset
-from .files import differences, digest, make_folder, to_json
+from .files import differences, digest, make_folder, to_json, write_whole
 
 RETRIEVERS = "core_rerank.retrievers"
 CORPUS_PASS = "core_rerank.retrievers.corpus"

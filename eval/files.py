@@ -1,4 +1,4 @@
-"""Folders and names for results, and what JSON can say: as text, as a hash, and compared."""
+"""Folders, names and whole files for results; JSON values as text, as a hash, and compared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from core_rerank.errors import DataError
+from core_rerank.files import write_whole as write_whole
 
 
 def make_folder(folder: Path) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core_rerank.files import write_whole
 from core_rerank.head_attention import HeadAttention, pool_attention
 from core_rerank.head_methods import METHODS, Evidence, Method, choose
 from core_rerank.head_scores import random_quality
@@ -25,6 +24,7 @@ from core_rerank.head_validation import (
     stability,
 )
 
+from .files import write_whole
 from .significance import paired_bootstrap
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _name(attention: HeadAttention) -> str:
 
 
 def _cell(
-    found: Mapping[Method, Mapping[int, tuple[np.ndarray, np.ndarray]]], count: int, method: Method
+    found: Mapping[str, Mapping[int, tuple[np.ndarray, np.ndarray]]], count: int, method: Method
 ) -> str:
     """Mean nDCG@10 of ``method`` with ``count`` heads, and how far it may be from core's."""
     if count not in found[method]:

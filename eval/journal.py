@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from core_rerank.errors import DataError
-from core_rerank.files import write_whole
 
-from .files import differences, digest, to_json
+from .files import differences, digest, to_json, write_whole
 from .rivals.base import RankerResult
 
 FORMAT = 1

@@ -12,10 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from core_rerank.files import write_whole
-
 from .candidates import RETRIEVERS
-from .files import digest, file_name
+from .files import digest, file_name, write_whole
 from .measures import MISSING_RULE, TIE_RULE, measure_names
 from .report import FIRST_STAGE, Report, SystemReport
 from .significance import BOOTSTRAP_SAMPLES, PERMUTATIONS, SEED

@@ -26,9 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core_rerank.files import write_whole
-
 from .bench_report import environment
+from .files import write_whole
 from .resident import resident_mib
 
 if TYPE_CHECKING:
