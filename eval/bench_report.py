@@ -8,8 +8,9 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,9 @@ class Report:
             write_json(self, self.path)
 
 
-def environment() -> dict[str, Any]:
-    """Versions and hardware that the figures belong to."""
+@cache
+def environment() -> Mapping[str, Any]:
+    """Versions and hardware that the figures belong to; looked up once."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

@@ -72,12 +72,11 @@ def evaluate(
     batch = check_count("batch", batch)
     if candidates is None:
         candidates = find_candidates(dataset, progress=progress)
-    folder, about = None if output is None else Path(output), environment()
+    folder = None if output is None else Path(output)
     with nullcontext() if folder is None else _in_use(folder):
-        journals = _open_journals(dataset, candidates, systems, folder, batch, about["versions"])
+        journals = _open_journals(dataset, candidates, systems, folder, batch)
         _rank_missing(dataset, candidates, systems, journals, progress)
-        measured = _measured(dataset, candidates, systems, journals, relevance_level)
-        report = Report(dataset, candidates, measured, batch, relevance_level, about)
+        report = _report(dataset, candidates, systems, journals, batch, relevance_level)
         if folder is not None:
             write_report(report, folder)
     return report
@@ -122,7 +121,6 @@ def _open_journals(
     systems: Sequence[System | FusedSystem],
     folder: Path | None,
     batch: int,
-    versions: dict[str, str],
 ) -> dict[str, Journal]:
     """All of them before anything is ranked, so that other settings are refused at once."""
     query_ids = [query_id for query_id in dataset.queries if candidates.run.get(query_id)]
@@ -131,7 +129,7 @@ def _open_journals(
         "candidates": candidates.digest,
         "queries": digest({query_id: dataset.queries[query_id] for query_id in query_ids}),
         "batch": batch,
-        "versions": versions,
+        "versions": environment()["versions"],
     }
     return {
         system.name: Journal(
@@ -215,15 +213,14 @@ def _rank_batch(ranker: Ranker, query_ids: Sequence[str], tasks: Sequence[Task])
     ]
 
 
-def _measured(
+def _report(
     dataset: Dataset,
     candidates: Candidates,
     systems: Sequence[System | FusedSystem],
     journals: dict[str, Journal],
+    batch: int,
     relevance_level: int,
-) -> tuple[SystemReport, ...]:
-    """The first stage, then every system."""
-
+) -> Report:
     def measure(name: str, rankings: Rankings, **about: Any) -> SystemReport:
         return report_system(
             name, rankings, dataset, candidates, relevance_level=relevance_level, **about
@@ -258,4 +255,4 @@ def _measured(
                 first_stage=first,
             )
         )
-    return tuple(measured)
+    return Report(dataset, candidates, tuple(measured), batch, relevance_level, environment())
