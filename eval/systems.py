@@ -329,7 +329,7 @@ def with_random_heads(base: AttentionSystem, seed: int) -> System:
 
 
 def model_identity(model: ResolvedModel) -> dict[str, Any]:
-    """Which weights: id and revision, or for a folder without one a hash of what is in it."""
+    """Which weights: id and revision, or a hash of a folder's configuration and file sizes."""
     folder = Path(model.path_or_id)
     known = model.revision is not None or not folder.is_dir()
     return {
