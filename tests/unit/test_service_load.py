@@ -202,12 +202,14 @@ def test_while_it_stops_new_work_is_503(smollm2_tokenizer: Any) -> None:
 
     async def ask(client: httpx.AsyncClient) -> Any:
         workload(client).stop_taking("the service is stopping")
-        return await client.post("/rerank", json=BODY), await client.get("/ready")
+        asked = await client.post("/rerank", json=BODY), await client.get("/ready")
+        return *asked, (await client.get("/metrics")).text
 
-    refused, ready = with_client(reranker, ask)
+    refused, ready, metrics = with_client(reranker, ask)
     assert refused.status_code == ready.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
     assert ready.json()["reason"] == "the service is stopping"
+    assert 'core_rerank_dropped_requests_total{reason="unavailable"} 1.0' in metrics
 
 
 def test_a_dead_engine_ends_the_service(smollm2_tokenizer: Any) -> None:
