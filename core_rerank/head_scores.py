@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Scores that differ by less are the same: a sum's last bits depend on the order of its terms.
 SCORE_DECIMALS = 10
 CUTOFF = 10
+RANDOM_DRAWS = 20
 
 
 def contrastive_by_query(
@@ -139,15 +140,15 @@ def ndcg_of_ranks(ranks: np.ndarray) -> np.ndarray:
 
 
 def random_quality(
-    values: np.ndarray, positive: np.ndarray, count: int, *, draws: int = 20, seed: int = 0
+    values: np.ndarray, positive: np.ndarray, count: int, *, seed: int = 0
 ) -> Quality:
-    """The mean quality of ``count`` heads drawn at random: what choosing must beat."""
+    """The mean quality of ``count`` heads drawn `RANDOM_DRAWS` times: what choosing must beat."""
     import numpy as np
 
     layers, heads = values.shape[2:]
     generator = np.random.default_rng(seed)
     drawn = []
-    for _ in range(draws):
+    for _ in range(RANDOM_DRAWS):
         picks = generator.choice(layers * heads, size=count, replace=False)
         chosen = [Head(int(i) // heads, int(i) % heads) for i in picks]
         drawn.append(ranking_quality(values, positive, chosen))

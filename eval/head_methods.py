@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from core_rerank.head_attention import HeadAttention, pool_attention
 from core_rerank.head_methods import METHODS, Evidence, Method, choose
-from core_rerank.head_scores import random_quality
+from core_rerank.head_scores import RANDOM_DRAWS, random_quality
 from core_rerank.head_store import AttentionStore
 from core_rerank.head_validation import (
     COUNTS,
@@ -61,7 +61,7 @@ def compare(attention: HeadAttention, temperature: float, max_layers: int | None
         cells = [_cell(found, count, method) for count in (*COUNTS, every)]
         lines.append(_row([method, *cells, _overlap(method, evidence)]))
     random = [_random(evidence, count) for count in (*COUNTS, every)]
-    lines.append(_row(["random heads, mean of 20 draws", *random, ""]))
+    lines.append(_row([f"random heads, mean of {RANDOM_DRAWS} draws", *random, ""]))
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ from .candidates import RETRIEVERS
 from .files import digest, file_name, write_whole
 from .measures import MISSING_RULE, TIE_RULE, measure_names
 from .report import Report, SystemReport
-from .significance import BOOTSTRAP_SAMPLES, PERMUTATIONS, SEED
+from .significance import BOOTSTRAP_SAMPLES, CONFIDENCE, PERMUTATIONS, SEED
 
 SCHEMA = 1
 
@@ -72,7 +72,7 @@ def report_metrics(report: Report) -> dict[str, Any]:
             "missing": MISSING_RULE,
         },
         "statistics": {
-            "confidence": 0.95,
+            "confidence": CONFIDENCE,
             "bootstrap_samples": BOOTSTRAP_SAMPLES,
             "permutations": PERMUTATIONS,
             "seed": SEED,
