@@ -19,6 +19,7 @@ from .head_store import AttentionStore
 from .heads import Window
 from .labelled_queries import LabelledQuery
 from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder
+from .settings import check_window
 from .windows import split_windows
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ class MeasureSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.window != "all" and self.window < 1:
-            raise ValueError(f"window must be 'all' or at least 1, not {self.window!r}.")
+        check_window(self.window)
         if self.rows not in ("query", "instruction"):
             raise ValueError(f"rows must be 'query' or 'instruction', not {self.rows!r}.")
         if not 1 <= self.orders <= POSITIONS:

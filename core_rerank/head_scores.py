@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Scores that differ by less are the same: a sum's last bits depend on the order of its terms.
 SCORE_DECIMALS = 10
 CUTOFF = 10
+RANDOM_DRAWS = 20
 
 
 def contrastive_by_query(
@@ -44,11 +45,6 @@ def contrastive_by_query(
     return scores
 
 
-def contrastive_scores(values: np.ndarray, positive: np.ndarray, temperature: float) -> np.ndarray:
-    """float64 [layers, heads]: the mean over queries of ``contrastive_by_query`` (CoRe)."""
-    return contrastive_by_query(values, positive, temperature).mean(axis=0)
-
-
 def mass_by_query(values: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """float64 [queries, layers, heads]: attention that each head pays to all positives together.
 
@@ -61,14 +57,10 @@ def mass_by_query(values: np.ndarray, positive: np.ndarray) -> np.ndarray:
     return masked.sum(axis=1, dtype=np.float64)
 
 
-def best_heads(scores: np.ndarray, count: int, max_layers: int | None = None) -> list[Head]:
-    """The ``count`` heads of highest score, best first; ties go to the lower layer and head.
-
-    ``max_layers`` looks at the first so many layers only, so that an engine may stop there.
-    """
+def best_heads(scores: np.ndarray, count: int) -> list[Head]:
+    """The ``count`` heads of highest score, best first; ties go to the lower layer and head."""
     import numpy as np
 
-    scores = scores[:max_layers]
     if not 1 <= count <= scores.size:
         raise ValueError(f"cannot choose {count} heads of {scores.size}.")
     order = np.argsort(-scores.ravel().round(SCORE_DECIMALS), kind="stable")[:count]
@@ -84,17 +76,14 @@ class Quality:
 
 
 def ranking_quality(
-    values: np.ndarray,
-    positive: np.ndarray,
-    heads: Sequence[Head] | None = None,
-    weights: Sequence[float] | None = None,
+    values: np.ndarray, positive: np.ndarray, heads: Sequence[Head] | None = None
 ) -> Quality:
     """nDCG@10 and MRR of ranking each query's documents by the sum over ``heads`` (None: all).
 
-    ``weights``, one per head, make it a weighted sum. The token filter of the reranker is not
-    applied: it needs more than one number a document. Ties count against the positive.
+    The token filter of the reranker is not applied: it needs more than one number a document.
+    Ties count against the positive.
     """
-    per_query = quality_by_query(head_sums(values, heads, weights), positive)
+    per_query = quality_by_query(head_sums(values, heads), positive)
     return Quality(*(float(column.mean()) for column in per_query))
 
 
@@ -103,7 +92,10 @@ def head_sums(
     heads: Sequence[Head] | None = None,
     weights: Sequence[float] | None = None,
 ) -> np.ndarray:
-    """float64 [queries, documents]: a document's score by ``heads`` (None: all), NaN kept."""
+    """float64 [queries, documents]: a document's score by ``heads`` (None: all), NaN kept.
+
+    ``weights``, one per head, make it a weighted sum.
+    """
     import numpy as np
 
     if heads is None:
@@ -148,15 +140,15 @@ def ndcg_of_ranks(ranks: np.ndarray) -> np.ndarray:
 
 
 def random_quality(
-    values: np.ndarray, positive: np.ndarray, count: int, *, draws: int = 20, seed: int = 0
+    values: np.ndarray, positive: np.ndarray, count: int, *, seed: int = 0
 ) -> Quality:
-    """The mean quality of ``count`` heads drawn at random: what choosing must beat."""
+    """The mean quality of ``count`` heads drawn `RANDOM_DRAWS` times: what choosing must beat."""
     import numpy as np
 
     layers, heads = values.shape[2:]
     generator = np.random.default_rng(seed)
     drawn = []
-    for _ in range(draws):
+    for _ in range(RANDOM_DRAWS):
         picks = generator.choice(layers * heads, size=count, replace=False)
         chosen = [Head(int(i) // heads, int(i) % heads) for i in picks]
         drawn.append(ranking_quality(values, positive, chosen))

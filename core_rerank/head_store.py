@@ -23,12 +23,12 @@ from typing import Any
 from hook_runtime.specs import ModelInfo
 
 from .errors import DataError
+from .files import PARTIAL, write_whole
 from .head_attention import HeadAttention, Measurement, QueryAttention
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _SUFFIX = ".safetensors"
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class AttentionStore:
         folder.mkdir(parents=True, exist_ok=True)
         content = store._content()
         text = json.dumps({**content, "hash": _digest(content)}, indent=1)
-        _write(folder / MANIFEST, f"{text}\n".encode())
+        write_whole(folder / MANIFEST, f"{text}\n")
         return store
 
     def check(self, inputs: Mapping[str, object]) -> None:
@@ -138,7 +138,7 @@ class AttentionStore:
             arrays["null"] = attention.null
         # safetensors writes an array's memory as it lies, a view's with what lies between.
         content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-        _write(self.folder / f"{row:05d}-{self._hash(row, content)}{_SUFFIX}", content)
+        write_whole(self.folder / f"{row:05d}-{self._hash(row, content)}{_SUFFIX}", content)
 
     def get(self, row: int) -> QueryAttention:
         """Query ``row``'s attention; DataError if its file is missing or damaged."""
@@ -187,7 +187,7 @@ class AttentionStore:
                 "folder."
             ) from None
         try:
-            for partial in self.folder.glob(f"*{_PARTIAL}"):
+            for partial in self.folder.glob(f"*{PARTIAL}"):
                 partial.unlink()
             yield
         finally:
@@ -252,13 +252,3 @@ def _digest(value: object) -> str:
     """A hash of what JSON can say."""
     text = json.dumps(value, sort_keys=True)
     return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The whole file or none, also when the machine stops."""
-    partial = path.with_name(f"{path.name}{_PARTIAL}")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

@@ -36,15 +36,12 @@ class Stability:
     lowest: float
 
 
-def stability(
-    method: Method, evidence: Evidence, count: int, samples: int | None = None
-) -> Stability | None:
+def stability(method: Method, evidence: Evidence, count: int) -> Stability | None:
     """Choose ``count`` heads on disjoint samples and compare; None where there are too few queries.
 
-    ``samples``: how many; by default 3, or 2 where 3 would be smaller than `SMALLEST_SAMPLE`.
+    There are 3 samples, or 2 where 3 would be smaller than `SMALLEST_SAMPLE`.
     """
-    queries = len(evidence.query_ids)
-    parts = samples or min(MOST_SAMPLES, queries // SMALLEST_SAMPLE)
+    parts = min(MOST_SAMPLES, len(evidence.query_ids) // SMALLEST_SAMPLE)
     if parts < 2:
         return None
     dealt = evidence.deal(parts)
@@ -55,17 +52,15 @@ def stability(
     return Stability(parts, min(map(len, dealt)), sum(shares) / len(shares), min(shares))
 
 
-def held_out(
-    method: Method, evidence: Evidence, counts: Sequence[int], folds: int = FOLDS
-) -> dict[int, Quality]:
+def held_out(method: Method, evidence: Evidence, counts: Sequence[int]) -> dict[int, Quality]:
     """How well heads chosen on the other folds rank each fold, for each of ``counts``.
 
     Every query is ranked once, by heads that were chosen without it. Empty where there are fewer
     queries than folds.
     """
-    if len(evidence.query_ids) < folds:
+    if len(evidence.query_ids) < FOLDS:
         return {}
-    by_query = held_out_by_query(method, evidence, counts, folds)
+    by_query = held_out_by_query(method, evidence, counts)
     return {
         count: Quality(float(ndcg.mean()), float(reciprocal.mean()))
         for count, (ndcg, reciprocal) in by_query.items()
@@ -73,12 +68,12 @@ def held_out(
 
 
 def held_out_by_query(
-    method: Method, evidence: Evidence, counts: Sequence[int], folds: int = FOLDS
+    method: Method, evidence: Evidence, counts: Sequence[int]
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """nDCG@10 and reciprocal rank of each query, float64 [queries], as in ``held_out``."""
     import numpy as np
 
-    parts = evidence.deal(folds)
+    parts = evidence.deal(FOLDS)
     found = {count: np.zeros((2, len(evidence.query_ids))) for count in counts}
     for part in parts:
         others = [row for other in parts if other is not part for row in other]

@@ -32,7 +32,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Like ``read_rows``, with the number of the line (parquet: of the row), from 1."""
     if not path.is_file():
-        raise DataError(f"{path} is missing: expected a BEIR folder.")
+        raise DataError(f"{path} is missing: give a BEIR folder that has it.")
     return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
 
 
@@ -56,10 +56,14 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{place(path, number)} is not JSON in UTF-8: {error}.") from None
+            raise DataError(
+                f"{place(path, number)} is not JSON in UTF-8: {error}. "
+                "Expected one JSON object a line."
+            ) from None
         if not isinstance(row, dict):
             raise DataError(
-                f"{place(path, number)} is not a JSON object, but {type(row).__name__}."
+                f"{place(path, number)} is not a JSON object, but {type(row).__name__}: "
+                "expected one object a line."
             )
         yield number, row
 
@@ -97,4 +101,6 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     number += 1
                     yield number, row
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is damaged after row {number}: {error}.") from None
+        raise DataError(
+            f"{path} is damaged after row {number}: {error}. Write or download it again."
+        ) from None

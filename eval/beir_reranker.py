@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from core_rerank.inputs import check_count
 from core_rerank.types import Document
 
 if TYPE_CHECKING:
@@ -23,10 +24,8 @@ class BeirReranker:
 
     def __init__(self, reranker: Reranker, *, batch: int = 8, progress: bool = False) -> None:
         """``batch`` queries go to the engine at once; ``progress`` shows a bar on stderr."""
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise ValueError(f"batch must be a whole number of queries from 1, not {batch!r}.")
         self._reranker = reranker
-        self._batch = batch
+        self._batch = check_count("batch", batch)
         self._progress = progress
 
     def rerank(
@@ -53,8 +52,7 @@ class BeirReranker:
         """
         from tqdm import tqdm
 
-        if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
-            raise ValueError(f"top_k must be a whole number from 1, not {top_k!r}.")
+        top_k = check_count("top_k", top_k)
         query_ids = [query_id for query_id in results if results[query_id]]
         reranked: dict[str, dict[str, float]] = {query_id: {} for query_id in results}
         with tqdm(

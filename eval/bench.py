@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import workloads
 from .bench_report import NO_GOAL, RESULTS, Report, Row, environment, print_table
-from .timing import Action, Comparison, compare, interleave, summarise
+from .gpu_engines import plain_llm
+from .idle_hook import IN_PLACE, TAKEN_OUT, idle_hook_seconds
+from .timing import Action, Comparison, compare, summarise
 from .worker_side import EXTENSION
 
 if TYPE_CHECKING:
@@ -47,19 +49,15 @@ class Bench:
 
     def run(self) -> list[Row]:
         """All claims, one after the other; at most three engines at a time."""
-        from vllm import LLM
-
         from hook_runtime.engine import HookLLM
 
         with HookLLM(self.path, heads=self.heads, **self.arguments) as full:
             self.device = {"device": full.model.device, "dtype": full.model.dtype}
             rows = self.captures(full)
             with contextlib.ExitStack() as stack:
-                unhooked = []
-                for _ in range(2):
-                    unhooked.append(LLM(self.path, **self.arguments))
-                    stack.callback(unhooked[-1].llm_engine.engine_core.shutdown)
-                rows += self.generation(full, *unhooked)
+                plain = stack.enter_context(plain_llm(self.path, **self.arguments))
+                other = stack.enter_context(plain_llm(self.path, **self.arguments))
+                rows += self.generation(full, plain, other)
             arguments = {**self.arguments, "layers": "auto"}
             with HookLLM(self.path, heads=self.heads, **arguments) as short:
                 rows.append(self.early_exit(full, short))
@@ -85,45 +83,28 @@ class Bench:
     def generation(self, hooked: HookLLM, plain: Any, other: Any) -> list[Row]:
         """The same ordinary requests with and without the hook.
 
-        Two engines differ by more than the hook: where their memory lies, what else their
-        processes wait for. So the hook is also taken out of one engine and put back, and a second
-        engine without a hook shows what two equal engines differ by.
+        A second engine without a hook shows what two equal engines differ by.
         """
         from vllm import SamplingParams
 
         prompts = [workloads.document(40, seed) for seed in range(8)]
         params = SamplingParams(max_tokens=GENERATION_TOKENS, temperature=0.0, ignore_eos=True)
-        engines = {
-            "in place": hooked.llm,
-            "taken out": hooked.llm,
-            "unhooked": plain,
-            "second unhooked": other,
-        }
-
-        def reset(name: str, _: int) -> None:
-            engines[name].reset_prefix_cache()
-            moved = hooked.llm.collective_rpc("bench_hook", args=(name != "taken out",))
-            if not all(moved):
-                raise RuntimeError("the runtime's hook was not found in the workers.")
-
-        def generate(engine: Any) -> Action:
-            return lambda _: engine.generate(prompts, params, use_tqdm=False)
-
-        seconds = interleave(
-            {name: generate(engine) for name, engine in engines.items()},
+        seconds = idle_hook_seconds(
+            hooked,
+            {"unhooked": plain, "second unhooked": other},
+            prompts,
+            params,
             GENERATION_FACTOR * self.repeats,
-            before=reset,
-            after_each=lambda: self.bar.update(1),
+            lambda: self.bar.update(1),
         )
-        hooked.llm.collective_rpc("bench_hook", args=(True,))
         goal = ("at most 1.01", 0.0, 1.01)
         free = (NO_GOAL, 0.0, float("inf"))
         return [
             Row(f"ordinary requests, {claim}", summarise(seconds[a], seconds[b]), *range_)
             for claim, a, b, range_ in (
-                ("one engine: idle hook / hook taken out", "taken out", "in place", goal),
-                ("two engines: hooked / unhooked", "unhooked", "in place", free),
-                ("two engines: hook taken out / unhooked", "unhooked", "taken out", free),
+                ("one engine: idle hook / hook taken out", TAKEN_OUT, IN_PLACE, goal),
+                ("two engines: hooked / unhooked", "unhooked", IN_PLACE, free),
+                ("two engines: hook taken out / unhooked", "unhooked", TAKEN_OUT, free),
                 ("two engines: both unhooked (control)", "unhooked", "second unhooked", free),
             )
         ]

@@ -8,12 +8,14 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .files import write_whole
 from .timing import Comparison
 
 RESULTS = Path(__file__).parent / "results"
@@ -100,8 +102,9 @@ class Report:
             write_json(self, self.path)
 
 
-def environment() -> dict[str, Any]:
-    """Versions and hardware that the figures belong to."""
+@cache
+def environment() -> Mapping[str, Any]:
+    """Versions and hardware that the figures belong to; looked up once."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -176,9 +179,4 @@ def write_json(report: Report, path: Path) -> None:
     if report.missing:
         content["missing"] = report.missing
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, json.dumps(content, indent=1) + "\n")

@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from core_rerank.errors import DataError
+from core_rerank.inputs import check_count
 from core_rerank.types import Document
 
 from .data import Dataset
@@ -25,7 +27,7 @@ OWN_ID_COLLECTIONS = ("arguana", "quora")
 Run = dict[str, dict[str, float]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidates:
     """What a first stage found.
 
@@ -47,7 +49,7 @@ class Candidates:
     corpus: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A hash of the candidates: ids, order, titles and texts."""
         texts = {name: [d.title, d.text] for name, d in self.documents.items()}
@@ -85,8 +87,8 @@ def find_candidates(
     """
     if ignore_identical_ids is None:
         ignore_identical_ids = removes_own_ids(dataset)
-    module = import_module(RETRIEVERS)
-    searcher = module.make_retriever(retriever)
+    depth = check_count("depth", depth)
+    searcher = import_module(RETRIEVERS).make_retriever(retriever)
     settings = {
         "retriever": _name(retriever),
         "retriever_settings": searcher.settings,
@@ -98,14 +100,9 @@ def find_candidates(
         make_folder(keep)
     kept = None if keep is None else _read(keep / FILE, json.loads(to_json(settings)))
     if kept is None:
-        if index is None:
-            searcher.index(dataset.documents, progress=progress)
-        else:
-            searcher = module.index_or_load(retriever, dataset.documents, index, progress=progress)
-        started = time.perf_counter()
-        run = searcher.search(dataset.queries, depth + ignore_identical_ids, progress=progress)
-        seconds = time.perf_counter() - started
-        run = {q: _cut(scores, depth, q, ignore_identical_ids) for q, scores in run.items()}
+        wanted = depth + ignore_identical_ids
+        found, seconds = _search(searcher, dataset, wanted, index, progress=progress)
+        run = {q: _cut(scores, depth, q, ignore_identical_ids) for q, scores in found.items()}
     else:
         run, seconds = kept["run"], kept["seconds"]
     documents, corpus = _texts(dataset, run, progress=progress)
@@ -123,6 +120,20 @@ def find_candidates(
 def removes_own_ids(dataset: Dataset) -> bool:
     """Whether a query's own document is taken away by default, judged by the collection's name."""
     return dataset.name.lower().startswith(OWN_ID_COLLECTIONS)
+
+
+def _search(
+    searcher: Any, dataset: Dataset, depth: int, index: Path | None, *, progress: bool
+) -> tuple[Run, float]:
+    """What the retriever finds, and the seconds that searching took; indexes first."""
+    if index is None:
+        searcher.index(dataset.documents, progress=progress)
+    else:
+        indexed = import_module(RETRIEVERS).index_or_load
+        searcher = indexed(searcher, dataset.documents, index, progress=progress)
+    started = time.perf_counter()
+    run = searcher.search(dataset.queries, depth, progress=progress)
+    return run, time.perf_counter() - started
 
 
 def _name(retriever: str) -> str:

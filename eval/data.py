@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core_rerank.beir import QUERIES, CorpusFile, read_corpus, read_queries
 from core_rerank.errors import DataError
+from core_rerank.inputs import check_count
 from core_rerank.types import Document
 
 Qrels = dict[str, dict[str, int]]
@@ -46,15 +47,11 @@ class Dataset:
         """The same with the first ``limit`` queries only (None: all)."""
         if limit is None:
             return self
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}.")
-        kept = list(self.queries)[:limit]
-        return Dataset(
-            self.name,
-            self.corpus,
-            {query_id: self.queries[query_id] for query_id in kept},
-            {query_id: self.qrels[query_id] for query_id in kept},
-            self.file,
+        kept = list(self.queries)[: check_count("limit", limit)]
+        return replace(
+            self,
+            queries={query_id: self.queries[query_id] for query_id in kept},
+            qrels={query_id: self.qrels[query_id] for query_id in kept},
         )
 
 
@@ -88,7 +85,8 @@ def load_beir(
     absent = [query_id for query_id in judgements if query_id not in texts]
     if absent:
         raise DataError(
-            f"query {absent[0]!r} is judged in {path} but is not in {folder / QUERIES}."
+            f"query {absent[0]!r} is judged in {path} but is not in {folder / QUERIES} "
+            f"({len(absent)} such): add its text there, or give the judgements of these queries."
         )
     name = f"{folder.resolve().name}/{split if qrels is None else path.name}"
     queries = {query_id: texts[query_id] for query_id in judgements}
@@ -106,23 +104,32 @@ def read_qrels(path: str | Path) -> Qrels:
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"{path} is missing: expected relevance judgements.")
+        raise DataError(
+            f"{path} is missing: expected relevance judgements. Give a file in BEIR's form "
+            "(query-id, corpus-id, score) or TREC's (query, 0, document, relevance)."
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error}): save the file in UTF-8.") from None
     qrels: Qrels = {}
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip() or (number == 1 and line.rstrip().endswith("score")):
-                continue
-            query_id, doc_id, score = _judgement(f"{path}, line {number}", line)
-            judged = qrels.setdefault(query_id, {})
-            if doc_id in judged:
-                warnings.warn(
-                    f"{path}, line {number}: query {query_id!r} and document {doc_id!r} were "
-                    "judged before; the last judgement counts.",
-                    stacklevel=3,
-                )
-            judged[doc_id] = score
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or (number == 1 and line.rstrip().endswith("score")):
+            continue
+        query_id, doc_id, score = _judgement(f"{path}, line {number}", line)
+        judged = qrels.setdefault(query_id, {})
+        if doc_id in judged:
+            warnings.warn(
+                f"{path}, line {number}: query {query_id!r} and document {doc_id!r} were "
+                "judged before; the last judgement counts.",
+                stacklevel=3,
+            )
+        judged[doc_id] = score
     if not qrels:
-        raise DataError(f"{path} holds no judgements.")
+        raise DataError(
+            f"{path} holds no judgements: expected lines of query-id, corpus-id and score with "
+            "tabs between after a header, or TREC's query, 0, document and relevance."
+        )
     return qrels
 
 
@@ -144,7 +151,9 @@ def _split_file(folder: Path, split: str) -> Path:
     if not path.is_file():
         there = sorted(p.stem for p in (folder / "qrels").glob("*.tsv"))
         raise DataError(
-            f"{path} is missing. "
-            + (f"Splits there are: {', '.join(there)}." if there else "Expected a BEIR folder.")
+            f"{path} is missing. Splits there are: {', '.join(there)}."
+            if there
+            else f"{path} is missing: expected a BEIR folder. Put the judgements there, or give "
+            "their file as qrels."
         )
     return path

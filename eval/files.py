@@ -1,15 +1,15 @@
-"""Files that appear whole or not at all, names for them, and hashes of what JSON can say."""
+"""Folders, names and whole files for results; JSON values as text, as a hash, and compared."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from core_rerank.errors import DataError
+from core_rerank.files import write_whole as write_whole
 
 
 def make_folder(folder: Path) -> None:
@@ -17,20 +17,6 @@ def make_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file: give a folder for the results.")
     folder.mkdir(parents=True, exist_ok=True)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace ``path`` in one step; safe from a crash of the machine too."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def file_name(name: str) -> str:

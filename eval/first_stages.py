@@ -13,10 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .candidates import RETRIEVERS
 from .data import Dataset, load_beir
 from .measures import mean, ndcg, recall
 
-MAKE = "core_rerank.retrievers:make_retriever"
 DEPTH = 100
 
 
@@ -25,8 +25,7 @@ def measure_first_stage(dataset: Dataset, spec: str, **options: Any) -> Iterator
 
     A part's seconds to index are the hybrid's, which indexes once.
     """
-    module, name = MAKE.split(":")
-    retriever = getattr(import_module(module), name)(spec, **options)
+    retriever = import_module(RETRIEVERS).make_retriever(spec, **options)
     started = time.perf_counter()
     retriever.index(dataset.corpus, progress=True)
     indexed = time.perf_counter() - started

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import workloads
 from .bench_report import NO_GOAL, Figure, Row
 from .gpu_engines import computed_spans, plain_prompt, prefill
+from .idle_hook import IN_PLACE, TAKEN_OUT, idle_hook_seconds
 from .shapes import work
 from .timing import Action, compare, interleave, summarise
 
@@ -115,35 +116,20 @@ def _each(run: Callable[[Any], object], batches: Sequence[Any]) -> Action:
 def generation(hooked: HookLLM, plain: Any, load: Load, tick: Tick) -> list[Row]:
     """Ordinary decoding: an idle hook in place and taken out of one engine; two engines."""
     prompts, params = load.ordinary(hooked.tokenizer)
-    engines = {"in place": hooked.llm, "taken out": hooked.llm, "unhooked": plain}
-
-    def reset(name: str, _: int) -> None:
-        engines[name].reset_prefix_cache()
-        if not all(hooked.llm.collective_rpc("bench_hook", args=(name != "taken out",))):
-            raise RuntimeError("the runtime's hook was not found in the workers.")
-
-    def generate(llm: Any) -> Action:
-        return lambda _: llm.generate(prompts, params, use_tqdm=False)
-
-    seconds = interleave(
-        {name: generate(llm) for name, llm in engines.items()},
-        GENERATION_FACTOR * load.repeats,
-        before=reset,
-        after_each=tick,
-    )
-    hooked.llm.collective_rpc("bench_hook", args=(True,))
+    repeats = GENERATION_FACTOR * load.repeats
+    seconds = idle_hook_seconds(hooked, {"unhooked": plain}, prompts, params, repeats, tick)
     tokens = load.sequences * load.new_tokens
     what = f"generation, {load.sequences} sequences of {load.new_tokens} tokens"
     return [
         Row(
             f"{what}, {claim}",
-            summarise(seconds["in place"], seconds[other]),
+            summarise(seconds[IN_PLACE], seconds[other]),
             *AT_LEAST_995,
             tokens,
             "tokens",
         )
         for claim, other in (
-            ("idle hook in place / taken out of the same engine", "taken out"),
+            ("idle hook in place / taken out of the same engine", TAKEN_OUT),
             ("hooked / unhooked engine", "unhooked"),
         )
     ]

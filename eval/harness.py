@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core_rerank.errors import DataError, NotFiniteError
+from core_rerank.inputs import check_count
 
 from .bench_report import environment
 from .candidates import Candidates, find_candidates
@@ -70,7 +71,8 @@ def evaluate(
         ValueError: two systems have one name, or a fusion's system is not there.
         ModelError, MissingDependencyError, HookRuntimeError: a system could not be started.
     """
-    _check(systems, batch)
+    _check(systems)
+    batch = check_count("batch", batch)
     if candidates is None:
         candidates = find_candidates(dataset, progress=progress)
     folder = None if output is None else Path(output)
@@ -83,9 +85,7 @@ def evaluate(
     return report
 
 
-def _check(systems: Sequence[System | FusedSystem], batch: int) -> None:
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch must be a whole number of queries from 1, not {batch!r}.")
+def _check(systems: Sequence[System | FusedSystem]) -> None:
     if not systems:
         raise ValueError("there is no system to evaluate: give at least one.")
     taken = {file_name(FIRST_STAGE)}
@@ -96,7 +96,10 @@ def _check(systems: Sequence[System | FusedSystem], batch: int) -> None:
             raise ValueError(f"two systems would have files called {name!r}: give another name.")
         taken.add(name)
         if isinstance(system, FusedSystem) and system.of not in ranked:
-            raise ValueError(f"{system.name} fuses {system.of!r}, which is not evaluated.")
+            raise ValueError(
+                f"{system.name} fuses {system.of!r}, which is not among the systems "
+                f"({', '.join(sorted(ranked))}): evaluate it too, or leave the fusion out."
+            )
 
 
 @contextmanager
@@ -254,5 +257,4 @@ def _report(
                 first_stage=first,
             )
         )
-    about = environment()
-    return Report(dataset, candidates, tuple(measured), batch, relevance_level, about)
+    return Report(dataset, candidates, tuple(measured), batch, relevance_level, environment())

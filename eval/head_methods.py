@@ -9,13 +9,13 @@ each is also ranked by heads chosen on all the others.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core_rerank.head_attention import pool_attention
+from core_rerank.head_attention import HeadAttention, pool_attention
 from core_rerank.head_methods import METHODS, Evidence, Method, choose
-from core_rerank.head_scores import random_quality
+from core_rerank.head_scores import RANDOM_DRAWS, random_quality
 from core_rerank.head_store import AttentionStore
 from core_rerank.head_validation import (
     COUNTS,
@@ -24,6 +24,7 @@ from core_rerank.head_validation import (
     stability,
 )
 
+from .files import write_whole
 from .significance import paired_bootstrap
 
 if TYPE_CHECKING:
@@ -33,20 +34,19 @@ TEMPERATURE = 0.01
 STABILITY_HEADS = 8
 
 
-def compare(store: AttentionStore, temperature: float, max_layers: int | None = None) -> str:
+def compare(attention: HeadAttention, temperature: float, max_layers: int | None = None) -> str:
     """A section in Markdown: every method by every number of heads, against all and random heads.
 
     Each query is ranked by heads chosen on the other four folds. The interval is of the difference
     to core with as many heads, paired over queries (bootstrap, 95 %).
     """
-    attention = store.load()
     evidence = Evidence.of(attention, temperature=temperature, max_layers=max_layers)
     measured = attention.measurement
     layers = f", first {max_layers} layers" if max_layers else ""
     every = evidence.num_heads
     header = [str(count) for count in COUNTS] + [f"all {every}"]
     lines = [
-        f"## {_name(store)}{layers}",
+        f"## {_name(attention)}{layers}",
         "",
         f"{int(attention.positive.sum())} positives, "
         f"{int((attention.tokens > 0).sum() - attention.positive.sum())} negatives; "
@@ -56,19 +56,18 @@ def compare(store: AttentionStore, temperature: float, max_layers: int | None = 
         _row(["k", *header, f"overlap of top {STABILITY_HEADS}"]),
         _row(["---"] * (len(header) + 2)),
     ]
-    core = held_out_by_query("core", evidence, counts_up_to("core", evidence))
+    found = {m: held_out_by_query(m, evidence, counts_up_to(m, evidence)) for m in METHODS}
     for method in METHODS:
-        found = held_out_by_query(method, evidence, counts_up_to(method, evidence))
-        cells = [_cell(found, core, count, method) for count in (*COUNTS, every)]
+        cells = [_cell(found, count, method) for count in (*COUNTS, every)]
         lines.append(_row([method, *cells, _overlap(method, evidence)]))
     random = [_random(evidence, count) for count in (*COUNTS, every)]
-    lines.append(_row(["random heads, mean of 20 draws", *random, ""]))
+    lines.append(_row([f"random heads, mean of {RANDOM_DRAWS} draws", *random, ""]))
     return "\n".join(lines) + "\n"
 
 
 def transfer(
-    others: Sequence[AttentionStore],
-    target: AttentionStore,
+    others: Sequence[HeadAttention],
+    target: HeadAttention,
     temperature: float,
     max_layers: int | None = None,
 ) -> str:
@@ -79,16 +78,15 @@ def transfer(
     """
     layers = min(
         max_layers or target.measurement.model.num_layers,
-        *(store.measurement.model.layers_kept for store in (*others, target)),
+        *(part.measurement.model.layers_kept for part in (*others, target)),
     )
-    parts = [store.load() for store in others]
-    pool_attention([*parts, target.load()])  # refuses what cannot be compared
+    pool_attention([*others, target])  # refuses what cannot be compared
     chosen_on, ranked = (
         Evidence.of(attention, temperature=temperature, max_layers=layers)
-        for attention in (pool_attention(parts), target.load())
+        for attention in (pool_attention(others), target)
     )
     queries = range(len(ranked.query_ids))
-    names = " and ".join(_name(store) for store in others)
+    names = " and ".join(map(_name, others))
     lines = [
         f"## Chosen on {names}, ranking {_name(target)}, first {layers} layers",
         "",
@@ -103,24 +101,22 @@ def transfer(
     return "\n".join([*lines, "", f"All heads: {every}."]) + "\n"
 
 
-def _name(store: AttentionStore) -> str:
-    measured = store.measurement
+def _name(attention: HeadAttention) -> str:
+    measured = attention.measurement
     window = "pointwise" if measured.window == 1 else f"window {measured.window}"
-    return f"{measured.data} ({len(store.documents)} queries, {window})"
+    return f"{measured.data} ({len(measured.query_ids)} queries, {window})"
 
 
 def _cell(
-    found: dict[int, tuple[np.ndarray, np.ndarray]],
-    core: dict[int, tuple[np.ndarray, np.ndarray]],
-    count: int,
-    method: Method,
+    found: Mapping[str, Mapping[int, tuple[np.ndarray, np.ndarray]]], count: int, method: Method
 ) -> str:
-    if count not in found:
+    """Mean nDCG@10 of ``method`` with ``count`` heads, and how far it may be from core's."""
+    if count not in found[method]:
         return ""
-    ndcg = found[count][0]
+    ndcg = found[method][count][0]
     if method == "core":
         return f"{ndcg.mean():.3f}"
-    low, high = paired_bootstrap(list(ndcg - core[count][0]))
+    low, high = paired_bootstrap(list(ndcg - found["core"][count][0]))
     return f"{ndcg.mean():.3f} ({low:+.3f} to {high:+.3f})"
 
 
@@ -148,16 +144,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     stores = [AttentionStore.open(folder) for folder in given.stores]
     settings = (given.temperature, given.max_layers)
-    sections = [compare(store, *settings) for store in stores]
-    for target in stores:
-        others = [store for store in stores if store is not target]
+    measured = [store.load() for store in stores]
+    sections = [compare(attention, *settings) for attention in measured]
+    for target in measured:
+        others = [attention for attention in measured if attention is not target]
         if others:
             sections.append(transfer(others, target, *settings))
     text = "\n".join(sections)
     if given.output is None:
         print(text)
     else:
-        given.output.write_text(text, encoding="utf-8")
+        write_whole(given.output, text)
 
 
 if __name__ == "__main__":

@@ -130,13 +130,13 @@ class Journal:
         there = header.get("settings")
         if header.get("format") != FORMAT or not isinstance(there, dict):
             raise DataError(f"{path} is no journal of this release: delete it to begin again.")
+        if header.get("hash") != digest(there):
+            raise _damaged(path, 1)
         if told := differences(there, settings):
             raise DataError(
                 f"{path} was made with other settings: {'; '.join(told)}. Give the settings it "
                 "was made with, or another folder."
             )
-        if header.get("hash") != digest(settings):
-            raise DataError(f"{path}, line 1 is damaged: delete the file to begin again.")
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Report:
     systems: tuple[SystemReport, ...]
     batch: int
     relevance_level: int
-    environment: dict[str, Any]
+    environment: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> SystemReport:
         """The system called ``name``; KeyError names those there are."""

@@ -15,8 +15,8 @@ from typing import Any
 from .candidates import RETRIEVERS
 from .files import digest, file_name, write_whole
 from .measures import MISSING_RULE, TIE_RULE, measure_names
-from .report import FIRST_STAGE, Report, SystemReport
-from .significance import BOOTSTRAP_SAMPLES, PERMUTATIONS, SEED
+from .report import Report, SystemReport
+from .significance import BOOTSTRAP_SAMPLES, CONFIDENCE, PERMUTATIONS, SEED
 
 SCHEMA = 1
 
@@ -72,7 +72,7 @@ def report_metrics(report: Report) -> dict[str, Any]:
             "missing": MISSING_RULE,
         },
         "statistics": {
-            "confidence": 0.95,
+            "confidence": CONFIDENCE,
             "bootstrap_samples": BOOTSTRAP_SAMPLES,
             "permutations": PERMUTATIONS,
             "seed": SEED,
@@ -120,9 +120,7 @@ def per_query_table(report: Report) -> str:
 
 
 def _trec(system: SystemReport) -> str:
-    lines: Iterator[str] = import_module(RETRIEVERS).run_lines(
-        system.run, FIRST_STAGE if system.name == FIRST_STAGE else file_name(system.name)
-    )
+    lines: Iterator[str] = import_module(RETRIEVERS).run_lines(system.run, file_name(system.name))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from core_rerank.head_picture import can_draw
+
 from .measures import MAIN, measure_names
 from .report import Report, SystemReport
-from .report_plots import can_draw, draw_report
+from .report_plots import draw_report
 
 NO_PICTURES = "Pictures need matplotlib: pip install 'core-rerank[plots]'."
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .measures import MAIN
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
 
 COLOURS = ("#023eff", "#ff7c00", "#1ac938", "#8b2be2", "#9f4800", "#f14cc1", "#00a8b5", "#a3a300")
 FIRST_COLOUR = "#777777"
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
 
 
 def draw_report(report: Report) -> dict[str, str]:

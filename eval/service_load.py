@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bench_report import environment
+from .files import write_whole
+from .resident import resident_mib
 
 if TYPE_CHECKING:
     import httpx
@@ -112,24 +114,6 @@ def served(options: Sequence[str]) -> Iterator[tuple[str, int]]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process and all below it, in MiB; shared pages count each time."""
-    parents, pages = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            )
-            pages[int(folder.name)] = int((folder / "statm").read_text().split()[1])
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-    family, newest = {pid}, {pid}
-    while newest:
-        newest = {child for child, parent in parents.items() if parent in newest}
-        family |= newest
-    return sum(pages.get(one, 0) for one in family) * 4096 / 2**20
 
 
 async def load(
@@ -298,9 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     asked = {"serve": given[cut + 1 :], **vars(options), "output": str(options.output)}
     text = json.dumps({"asked": asked, "environment": environment(), **result}, indent=1)
-    partial = options.output.with_suffix(".part")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(options.output)
+    write_whole(options.output, text + "\n")
     return int(failed)
 
 

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 SEED = 20240607
+CONFIDENCE = 0.95
 BOOTSTRAP_SAMPLES = 10_000
 PERMUTATIONS = 10_000
 _CHUNK = 500  # bootstrap samples drawn at once: 60 MB for 7,405 queries
 
 
-def paired_bootstrap(
-    values: Sequence[float], confidence: float = 0.95, samples: int = BOOTSTRAP_SAMPLES
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of per-query values or differences; fixed seed.
+def paired_bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean of per-query values or differences.
 
-    Queries are drawn with replacement, the same ones for every system, which is what makes the
-    intervals paired.
+    Queries are drawn with replacement, the same ones for every system (the seed is fixed), which
+    is what makes the intervals paired.
     """
     import numpy as np
 
@@ -25,21 +24,21 @@ def paired_bootstrap(
     if array.size == 0:
         raise ValueError("a bootstrap needs the difference of at least one query.")
     generator = np.random.default_rng(SEED)
-    means = np.empty(samples)
-    for start in range(0, samples, _CHUNK):
+    means = np.empty(BOOTSTRAP_SAMPLES)
+    for start in range(0, BOOTSTRAP_SAMPLES, _CHUNK):
         part = means[start : start + _CHUNK]
         draws = generator.integers(0, array.size, (len(part), array.size))
         part[:] = array[draws].mean(axis=1)
-    tail = 100 * (1 - confidence) / 2
+    tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
 
 
-def paired_randomisation(differences: Sequence[float], permutations: int = PERMUTATIONS) -> float:
+def paired_randomisation(differences: Sequence[float]) -> float:
     """Two-sided p of the paired randomisation test that the mean difference is 0; fixed seed.
 
     Each query's difference is as likely with the other sign if the systems are equally good. All
-    sign patterns are tried where there are no more than ``permutations``, else so many at random.
+    sign patterns are tried where there are no more than `PERMUTATIONS`, else so many at random.
     """
     import numpy as np
     from scipy.stats import permutation_test
@@ -56,7 +55,7 @@ def paired_randomisation(differences: Sequence[float], permutations: int = PERMU
         lambda signed, axis: np.mean(signed, axis=axis),
         permutation_type="samples",
         vectorized=True,
-        n_resamples=permutations,
+        n_resamples=PERMUTATIONS,
         batch=1000,
         rng=np.random.default_rng(SEED),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench_report import environment
+from .bench_report import RESULTS, environment
+from .files import write_whole
+from .resident import resident_mib
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from hook_runtime.engine import HookLLM
     from hook_runtime.specs import CaptureRequest, Head
 
-RESULTS = Path(__file__).parent / "results"
 BATCH = 100
 PREFIXES = 20
 """Different beginnings that the prompts share, so that the prefix cache is hit and evicted."""
@@ -74,7 +76,8 @@ def soak(
             _run_plain(engine, batch)
         bar.update(len(numbers))
         if (start // BATCH) % 5 == 4 or start + BATCH >= requests:
-            samples.append(Sample(start + len(numbers), _resident_mib(), _total(engine.stats())))
+            held = resident_mib(os.getpid())
+            samples.append(Sample(start + len(numbers), held, _total(engine.stats())))
     return samples
 
 
@@ -89,14 +92,6 @@ def _run_plain(engine: HookLLM, batch: Sequence[CaptureRequest]) -> None:
 def _check_same(number: int, got: np.ndarray, before: np.ndarray) -> None:
     error = float(abs(got - before).max() / abs(before).max())
     assert error <= TOLERANCE, f"request {number} changed its answer by {error:.1e}"
-
-
-def _resident_mib() -> float:
-    """Of this process and all below it; memory shared between them counts once for each."""
-    import psutil
-
-    here = psutil.Process()
-    return sum(p.memory_info().rss for p in (here, *here.children(recursive=True))) / 2**20
 
 
 def _total(workers: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -175,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: [asdict(s) for s in runs[c]] for name, c in (("captured", True), ("plain", False))
     }
     text = json.dumps({**about, **both}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_whole(path, text + "\n")
     print(f"written to {path}")
     return int(bool(found))
 

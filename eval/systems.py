@@ -305,7 +305,7 @@ def with_strategy(base: AttentionSystem, strategy: str, window: Window, name: st
     return replace(base, name=name, strategy=strategy, window=window, head_set=head_set)
 
 
-def with_random_heads(base: AttentionSystem, seed: int, name: str | None = None) -> System:
+def with_random_heads(base: AttentionSystem, seed: int) -> System:
     """``base`` with as many heads drawn from all heads of the model: what choosing must beat."""
     heads = base.head_set
     if heads is None:
@@ -325,7 +325,7 @@ def with_random_heads(base: AttentionSystem, seed: int, name: str | None = None)
         calibrate=heads.calibrate or heads.weights is not None,
         default=False,
     )
-    return replace(base, name=name or f"random-heads:{seed}", head_set=control)
+    return replace(base, name=f"random-heads:{seed}", head_set=control)
 
 
 def by_engine(systems: Iterable[System]) -> list[list[System]]:
@@ -342,7 +342,7 @@ def engines_for(systems: Iterable[System]) -> Engines:
 
 
 def model_identity(model: ResolvedModel) -> dict[str, Any]:
-    """Which weights: id and revision, or for a folder without one its files' names and sizes."""
+    """Which weights: id and revision, or a hash of a folder's configuration and file sizes."""
     folder = Path(model.path_or_id)
     known = model.revision is not None or not folder.is_dir()
     return {

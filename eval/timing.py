@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .significance import SEED
+from .significance import BOOTSTRAP_SAMPLES, SEED
 
 Action = Callable[[int], object]
 """One timed run; it is told the number of the repeat, from 0; -1 is the warm-up."""
@@ -88,13 +88,13 @@ def interleave(
     return {name: tuple(values) for name, values in seconds.items()}
 
 
-def summarise(a: Sequence[float], b: Sequence[float], samples: int = 10_000) -> Comparison:
+def summarise(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """Median of the pairwise ratios b/a, and how far the pairs drawn anew move it."""
     import numpy as np
 
     if len(a) != len(b) or not a:
         raise ValueError(f"pairs of timings are needed, not {len(a)} and {len(b)} of them.")
     ratios = np.asarray(b, dtype=np.float64) / np.asarray(a, dtype=np.float64)
-    draws = np.random.default_rng(SEED).integers(0, ratios.size, (samples, ratios.size))
+    draws = np.random.default_rng(SEED).integers(0, ratios.size, (BOOTSTRAP_SAMPLES, ratios.size))
     low, high = np.percentile(np.median(ratios[draws], axis=1), [2.5, 97.5])
     return Comparison(tuple(a), tuple(b), float(np.median(ratios)), float(low), float(high))

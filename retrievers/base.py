@@ -46,12 +46,6 @@ class Retriever(Protocol):
         ...
 
 
-def check_depth(depth: int) -> None:
-    """Raise ValueError unless ``depth`` is a whole number of at least 1."""
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise ValueError(f"depth must be a whole number of at least 1, not {depth!r}.")
-
-
 def versions(*packages: str) -> dict[str, str]:
     """Installed versions of core-rerank and of these distributions, for a saved index.
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
-from .analysis import Analyzer
-from .base import Run, check_depth, versions
-from .corpus import Corpus, CorpusPass, Fingerprint, searchable_text
-from .index_folder import Manifest, read_index, read_manifest, write_index
+from core_rerank.inputs import check_count
 
-_DOC_IDS = "doc_ids.json"
+from .analysis import Analyzer
+from .base import Run, versions
+from .corpus import Corpus, CorpusPass, Fingerprint, searchable_text
+from .index_folder import Manifest, read_ids, read_index, read_manifest, write_ids, write_index
 
 
 class BM25Retriever:
@@ -76,7 +75,7 @@ class BM25Retriever:
         A query without a word that the corpus has gets an empty result.
         """
         self._need_index("search")
-        check_depth(depth)
+        depth = check_count("depth", depth)
         from tqdm import tqdm
 
         bar = tqdm(queries.items(), desc="BM25", unit="query", disable=not progress)
@@ -104,7 +103,7 @@ class BM25Retriever:
         import bm25s
 
         self._index = bm25s.BM25.load(folder, show_progress=False)
-        self._doc_ids = json.loads((Path(folder) / _DOC_IDS).read_bytes())
+        self._doc_ids = read_ids(folder)
         self._corpus = manifest.corpus
 
     @classmethod
@@ -120,7 +119,7 @@ class BM25Retriever:
 
     def _write(self, folder: Path) -> None:
         self._index.save(folder, show_progress=False)
-        (folder / _DOC_IDS).write_text(json.dumps(self._doc_ids), encoding="ascii")
+        write_ids(folder, self._doc_ids)
 
     def _need_index(self, what: str) -> None:
         if self._index is None:

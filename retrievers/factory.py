@@ -68,14 +68,27 @@ def load_retriever(folder: str | Path, corpus: Corpus | None = None, **options: 
 
 
 def index_or_load(
-    spec: str, corpus: Corpus, folder: str | Path, *, progress: bool = False, **options: Any
+    spec: str | Retriever,
+    corpus: Corpus,
+    folder: str | Path,
+    *,
+    progress: bool = False,
+    **options: Any,
 ) -> Retriever:
-    """``make_retriever`` with the index in ``folder``; builds it and saves it there first, if new.
+    """A retriever with the index in ``folder``; builds it and saves it there first, if new.
+
+    ``spec`` and ``options`` are ``make_retriever``'s; or ``spec`` is a retriever, and takes none.
 
     Raises:
         IndexFolderError: the index there is damaged, or of another corpus, settings or model.
+        TypeError: an option that this retriever does not have.
     """
-    retriever = make_retriever(spec, **options)
+    if options and not isinstance(spec, str):
+        raise TypeError(
+            f"a {type(spec).__name__} that is made already takes no {', '.join(options)}: set it "
+            "where the retriever is made."
+        )
+    retriever = make_retriever(spec, **options) if isinstance(spec, str) else spec
     if is_index(folder):
         retriever.restore(folder, corpus)
         return retriever

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from .base import Retriever, Run, check_depth, versions
-from .corpus import Corpus, CorpusPass, Fingerprint
+from core_rerank.inputs import check_count
+
+from .base import Retriever, Run, versions
+from .corpus import Corpus, Fingerprint, fingerprint
 from .index_folder import Manifest, read_index, read_manifest, write_index
 
 
@@ -31,7 +33,7 @@ def reciprocal_rank_fusion(
         ValueError: no runs; k is negative; weights are as many as the runs, finite and >= 0, but
             not these.
     """
-    check_depth(depth)
+    depth = check_count("depth", depth)
     factors = _check_fusion(len(runs), k, weights)
     query_ids = dict.fromkeys(query_id for run in runs for query_id in run)
     fused: Run = {}
@@ -59,7 +61,7 @@ class HybridRetriever:
         pool: int = 100,
     ) -> None:
         """``pool`` documents of each retriever are fused, or the search's depth if that is more."""
-        check_depth(pool)
+        pool = check_count("pool", pool)
         self._retrievers = list(retrievers)
         self._weights = _check_fusion(len(self._retrievers), k, weights)
         self._k = k
@@ -89,19 +91,17 @@ class HybridRetriever:
                 "HybridRetriever reads the corpus more than once: give a CorpusFile, a mapping or "
                 "a list, not an iterator."
             )
-        reading = CorpusPass(corpus, "hybrid: checking", progress=progress)
-        for _ in reading:
-            pass
+        checked = fingerprint(corpus, progress=progress)
         for retriever in self._retrievers:
             retriever.index(corpus, progress=progress)
-        self._corpus = reading.fingerprint()
+        self._corpus = checked
 
     def search(self, queries: Mapping[str, str], depth: int, *, progress: bool = False) -> Run:
         """At most ``depth`` documents for each query, best first; every query is in the run.
 
         A score is a sum of weight / (k + rank).
         """
-        check_depth(depth)
+        depth = check_count("depth", depth)
         wanted = max(depth, self._pool)
         runs = [part.search(queries, wanted, progress=progress) for part in self._retrievers]
         return reciprocal_rank_fusion(runs, depth, k=self._k, weights=self._weights)

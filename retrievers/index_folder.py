@@ -22,6 +22,7 @@ from .corpus import Corpus, Fingerprint, fingerprint
 
 FORMAT = 1
 MANIFEST = "index.json"
+DOC_IDS = "doc_ids.json"
 _AGAIN = "Index the corpus again."
 
 
@@ -109,7 +110,8 @@ def read_manifest(folder: str | Path, kind: str | None = None) -> Manifest:
             f"{folder} is there, but {MANIFEST} is not: it is no index, or one half-written. "
             + _AGAIN
             if folder.is_dir()
-            else f"{folder} is missing: expected the folder of an index."
+            else f"{folder} is missing: expected the folder of an index. Give the one that "
+            "`core-rerank index` or a retriever's save(folder) wrote, or index the corpus first."
         )
     try:
         content = json.loads(path.read_bytes())
@@ -132,6 +134,16 @@ def read_manifest(folder: str | Path, kind: str | None = None) -> Manifest:
             "open it with core_rerank.retrievers.load_retriever."
         )
     return manifest
+
+
+def write_ids(folder: Path, doc_ids: list[str]) -> None:
+    """Keep the documents' ids, in the order of the index's rows."""
+    (folder / DOC_IDS).write_text(json.dumps(doc_ids), encoding="ascii")
+
+
+def read_ids(folder: str | Path) -> list[str]:
+    """What ``write_ids`` kept."""
+    return json.loads((Path(folder) / DOC_IDS).read_bytes())
 
 
 def check_corpus(folder: Path, built_from: Fingerprint, given: Fingerprint) -> None:
@@ -183,7 +195,7 @@ def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
     return {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
-            "sha256": _file_hash(path),
+            "sha256": file_hash(path),
         }
         for path in files
     }
@@ -199,11 +211,12 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         raise IndexFolderError(f"{folder} is not as it was written: {what}. {_AGAIN}")
     for name, expected in manifest.files.items():
         path = folder / name
-        if path.stat().st_size != expected["bytes"] or _file_hash(path) != expected["sha256"]:
+        if path.stat().st_size != expected["bytes"] or file_hash(path) != expected["sha256"]:
             raise IndexFolderError(f"{path} is not as it was written: damaged or altered. {_AGAIN}")
 
 
-def _file_hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, read piece by piece, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

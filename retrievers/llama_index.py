@@ -7,9 +7,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from core_rerank.errors import DataError, MissingDependencyError
+from core_rerank.inputs import check_count
 from core_rerank.types import Document
 
-from .base import Retriever, check_depth
+from .base import Retriever
 
 if TYPE_CHECKING:
     from llama_index.core.retrievers import BaseRetriever
@@ -37,8 +38,7 @@ def as_llama_index(
     Raises:
         MissingDependencyError: llama-index-core is not installed.
     """
-    check_depth(top_k)
-    return _adapter_class()(retriever, documents, top_k, query_ids)
+    return _adapter_class()(retriever, documents, check_count("top_k", top_k), query_ids)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from core_rerank.errors import DataError, IndexFolderError
+from core_rerank.inputs import check_count
 
-from .base import Run, check_depth, versions
+from .base import Run, versions
 from .corpus import Corpus, CorpusPass, Fingerprint
-from .index_folder import Manifest, read_index, read_manifest, write_index
+from .index_folder import Manifest, file_hash, read_index, read_manifest, write_index
 
 _COPY = "run.trec"
 
@@ -68,7 +68,7 @@ class RunFileRetriever:
         """Reads the file. Raises DataError as ``read_run`` does."""
         self.path = Path(path)
         self._lines = _read(self.path)
-        self._sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        self._sha256 = file_hash(self.path)
         self._corpus: Fingerprint | None = None
 
     @property
@@ -101,7 +101,7 @@ class RunFileRetriever:
         Raises:
             DataError: the file has none of these queries.
         """
-        check_depth(depth)
+        depth = check_count("depth", depth)
         if queries and not any(query_id in self._lines for query_id in queries):
             raise DataError(
                 f"{self.path} has none of the {len(queries)} queries: it holds "
@@ -145,7 +145,7 @@ class RunFileRetriever:
 
     def _write(self, folder: Path) -> None:
         shutil.copyfile(self.path, folder / _COPY)
-        if hashlib.sha256((folder / _COPY).read_bytes()).hexdigest() != self._sha256:
+        if file_hash(folder / _COPY) != self._sha256:
             raise IndexFolderError(f"{self.path} has changed since it was read. Read it again.")
 
 
@@ -158,10 +158,13 @@ def _read(path: Path) -> dict[str, list[_Line]]:
         if first is not line:
             raise DataError(
                 f"{path}, line {line.number}: query {line.query_id!r} has document "
-                f"{line.doc_id!r} twice, first on line {first.number}."
+                f"{line.doc_id!r} twice, first on line {first.number}: take one of them out."
             )
     if not rankings:
-        raise DataError(f"{path} holds no ranking.")
+        raise DataError(
+            f"{path} holds no ranking: expected lines of 'query Q0 document rank score tag'. Run "
+            "the first stage again, or give another file."
+        )
     return {
         query_id: sorted(ranking.values(), key=lambda line: (-line.score, line.rank, line.number))
         for query_id, ranking in rankings.items()
@@ -170,14 +173,17 @@ def _read(path: Path) -> dict[str, list[_Line]]:
 
 def _parsed(path: Path) -> Iterator[_Line]:
     if not path.is_file():
-        raise DataError(f"{path} is missing: expected a TREC run.")
+        raise DataError(
+            f"{path} is missing: expected a TREC run. Give the path of a file with lines of "
+            "'query Q0 document rank score tag'."
+        )
     with path.open("rb") as lines:
         for number, raw in enumerate(lines, start=1):
             where = f"{path}, line {number}"
             try:
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
-                raise DataError(f"{where} is not UTF-8.") from None
+                raise DataError(f"{where} is not UTF-8: save the file in UTF-8.") from None
             if text.strip() and not (number == 1 and text.startswith("query-id")):
                 yield _line(where, number, text)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from core_rerank.errors import MissingDependencyError
+from core_rerank.inputs import check_count
 
 VectorIndex = Literal["flat", "ivf", "hnsw"]
 # What faiss asks for, a list, before it warns that k-means has too few points.
@@ -43,10 +44,8 @@ class FaissSettings:
             raise ValueError(f"no vector index {self.kind!r}: expected flat, ivf or hnsw.")
         for name in ("ivf_lists", "ivf_probes", "hnsw_links", "hnsw_build", "hnsw_search"):
             value = getattr(self, name)
-            if name == "ivf_lists" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+            if name != "ivf_lists" or value is not None:
+                object.__setattr__(self, name, check_count(name, value))
         if self.hnsw_links < 2:
             raise ValueError("hnsw_links must be at least 2: a graph of single links is no graph.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,8 @@ DOCUMENTS = [
     "The tides of the sea follow the Moon.",
 ]
 QUERY = "What causes ocean tides?"
+BODY = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
+"""A request in TEI's form."""
 
 
 def fake_reranker(tokenizer: Any, **arguments: Any) -> tuple[Reranker, SharedFakeBackend]:
@@ -37,16 +39,32 @@ def in_process(reranker: Reranker, **settings: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service")
 
 
+def with_client(
+    reranker: Reranker, ask: Callable[[httpx.AsyncClient], Awaitable[Any]], **settings: Any
+) -> Any:
+    """What ``ask`` gives with a client of the service."""
+
+    async def inside() -> Any:
+        async with in_process(reranker, **settings) as client:
+            return await ask(client)
+
+    return asyncio.run(inside())
+
+
+def workload(client: httpx.AsyncClient) -> Any:
+    """The `Workload` of the application that ``in_process`` made a client of."""
+    return client._transport.app.state.workload  # type: ignore[attr-defined]
+
+
 def call(reranker: Reranker, method: str, path: str, body: Any = None, **settings: Any) -> Any:
     """The response to one request of a service that is made for it."""
 
-    async def ask() -> httpx.Response:
-        async with in_process(reranker, **settings) as client:
-            content = None if body is None else json.dumps(body)  # in ASCII: may hold anything
-            headers = {"content-type": "application/json"}
-            return await client.request(method, path, content=content, headers=headers)
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        content = None if body is None else json.dumps(body)  # in ASCII: may hold anything
+        headers = {"content-type": "application/json"}
+        return await client.request(method, path, content=content, headers=headers)
 
-    return asyncio.run(ask())
+    return with_client(reranker, ask, **settings)
 
 
 def metric(text: str, name: str) -> float:

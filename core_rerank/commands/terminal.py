@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from core_rerank.files import write_whole
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -255,9 +257,4 @@ def write_text(path: Path, text: str) -> None:
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")
         return
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(target, text)

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 RUNNING_SHARED = 32
 """Requests at a time in an engine whose callers share its batches; elsewhere they take turns."""
 
+_DROPPED = {
+    QueueFull: "queue_full",
+    DeadlineExceeded: "deadline",
+    ClientGone: "client_gone",
+    Unavailable: "unavailable",
+}
+"""Why work was dropped or never begun, as the metric names it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
@@ -109,7 +117,7 @@ class Workload:
                 service that stops, or a failure of the engine.
         """
         if self._ended is not None:
-            self._metrics.dropped.labels("unavailable").inc()
+            self._count(self._ended)
             raise self._ended
         work = asyncio.ensure_future(self._in_turn(tasks, priority))
         gone = asyncio.ensure_future(client_gone())
@@ -122,7 +130,6 @@ class Workload:
             if gone.done():
                 raise ClientGone("the caller closed the connection.")
             if stopped.done():
-                self._metrics.dropped.labels("unavailable").inc()
                 raise Unavailable(
                     "the service stopped before this request was done: send it again.",
                     retry_after_s=10,
@@ -193,6 +200,5 @@ class Workload:
         return ranking
 
     def _count(self, error: ServiceError) -> None:
-        reasons = {QueueFull: "queue_full", DeadlineExceeded: "deadline", ClientGone: "client_gone"}
-        if type(error) in reasons:
-            self._metrics.dropped.labels(reasons[type(error)]).inc()
+        if type(error) in _DROPPED:
+            self._metrics.dropped.labels(_DROPPED[type(error)]).inc()

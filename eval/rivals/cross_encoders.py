@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from core_rerank.errors import MissingDependencyError
+
 from .base import RankerResult, Task, by_score
 
 PLAIN = "{}"
@@ -65,11 +67,9 @@ class SentenceTransformersRanker:
 
     def __init__(self, model: str, batch_size: int = 32, **options: Any) -> None:
         if find_spec("sentence_transformers") is None:
-            from core_rerank.errors import MissingDependencyError
-
             raise MissingDependencyError(
-                "sentence-transformers is not installed, which this cross-encoder needs. To "
-                "install it: pip install sentence-transformers."
+                "this cross-encoder needs sentence-transformers, which is not installed. "
+                "To install it: pip install 'core-rerank[dense]'."
             )
         from sentence_transformers import CrossEncoder
 
@@ -87,7 +87,7 @@ class SentenceTransformersRanker:
         start = time.perf_counter()
         scores = self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False)
         seconds = time.perf_counter() - start
-        tokenizer, limit = self._model.tokenizer, self._model.max_length
+        tokenizer, limit = self._model.tokenizer, self._model.max_seq_length
         longest = {"truncation": True, "max_length": limit} if limit else {}
         ids = (
             tokenizer(*map(list, zip(*pairs, strict=True)), **longest)["input_ids"] if pairs else []

@@ -69,7 +69,7 @@ def test_indexing_again_replaces_the_corpus(bm25: BM25Retriever) -> None:
 
 
 def test_refusals(bm25: BM25Retriever) -> None:
-    with pytest.raises(ValueError, match="depth must be a whole number of at least 1, not 0"):
+    with pytest.raises(ValueError, match="depth must be a whole number from 1, not 0"):
         bm25.search({"q": "lava"}, 0)
     with pytest.raises(ValueError, match="corpus is empty"):
         bm25.index({})

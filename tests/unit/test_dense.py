@@ -147,7 +147,7 @@ def test_refusals() -> None:
         made().search({"q": "a"}, 0)
     with pytest.raises(ValueError, match="no vector index 'pq': expected flat, ivf or hnsw"):
         FaissSettings("pq")
-    with pytest.raises(ValueError, match="ivf_probes must be a whole number of at least 1, not 0"):
+    with pytest.raises(ValueError, match="ivf_probes must be a whole number from 1, not 0"):
         FaissSettings("ivf", ivf_probes=0)
     with pytest.raises(ValueError, match="hnsw_links must be at least 2"):
         FaissSettings("hnsw", hnsw_links=1)

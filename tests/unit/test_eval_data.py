@@ -65,11 +65,14 @@ def test_a_pair_judged_twice_keeps_the_last_with_a_warning(tmp_path: Path) -> No
         ({"queries": QUERIES + QUERIES}, "line 4: query 'q1' is there twice"),
         (
             {"queries": '{"_id": "q1", "text": "one"}'},
-            r"query 'q2' is judged in .*/qrels/test\.tsv but",
+            r"query 'q2' is judged in .*/qrels/test\.tsv but .*\(1 such\): add its text there",
         ),
         ({"qrels": "q1\td1\n"}, r"test\.tsv, line 1: expected query-id, corpus-id"),
         ({"qrels": "q1\td1\tyes\n"}, "line 1: expected"),
-        ({"qrels": "query-id\tcorpus-id\tscore\n"}, "holds no judgements"),
+        (
+            {"qrels": "query-id\tcorpus-id\tscore\n"},
+            "holds no judgements: expected lines of query-id",
+        ),
     ],
 )
 def test_errors_name_the_file_and_line(parts: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -86,6 +89,9 @@ def test_trecs_judgements_are_read_too(tmp_path: Path) -> None:
     assert (data.name, data.qrels) == ("tiny/judged.txt", {"q2": {"2": -1}})
     with pytest.raises(DataError, match=r"nowhere\.txt is missing: expected relevance judgements"):
         load_beir(folder, qrels=tmp_path / "nowhere.txt")
+    other.write_bytes(b"q2 0 \xff 1\n")
+    with pytest.raises(DataError, match=r"judged\.txt is not UTF-8 .*: save the file in UTF-8"):
+        load_beir(folder, qrels=other)
 
 
 def test_a_corpus_may_stay_on_disk(tmp_path: Path) -> None:
@@ -98,7 +104,7 @@ def test_a_missing_split_or_folder_is_named(tmp_path: Path) -> None:
     folder = _folder(tmp_path)
     with pytest.raises(DataError, match=r"dev\.tsv is missing. Splits there are: test"):
         load_beir(folder, "dev")
-    with pytest.raises(DataError, match="Expected a BEIR folder"):
+    with pytest.raises(DataError, match=r"expected a BEIR folder\. Put the judgements there"):
         load_beir(tmp_path / "nowhere")
     (folder / "queries.jsonl").unlink()
     with pytest.raises(DataError, match=r"queries\.jsonl is missing"):

@@ -53,4 +53,4 @@ def test_heads_do_not_transfer_between_models(tmp_path: Path) -> None:
     one = make_store(tmp_path / "one")
     other = make_store(tmp_path / "two", dataclasses.replace(MODEL, name="org/other"))
     with pytest.raises(ValueError, match=r"model id differs .*org/other"):
-        transfer([one], other, 0.01)
+        transfer([one.load()], other.load(), 0.01)

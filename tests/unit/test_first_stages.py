@@ -5,33 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from evaluations import DATA, beir_folder, run_file
 
-from core_rerank.eval.data import Dataset
 from core_rerank.eval.first_stages import main, measure_first_stage
 from core_rerank.retrievers import BM25Retriever, HybridRetriever
-from core_rerank.types import Document
-
-CORPUS = {"a": Document("ash", "a"), "b": Document("lava", "b")}
-DATA = Dataset("tiny/test", CORPUS, {"q": "lava"}, {"q": {"b": 1}})
-
-
-def folder(root: Path) -> Path:
-    (root / "tiny" / "qrels").mkdir(parents=True)
-    rows = "".join(f'{{"_id": "{name}", "text": "{doc.text}"}}\n' for name, doc in CORPUS.items())
-    (root / "tiny" / "corpus.jsonl").write_text(rows)
-    (root / "tiny" / "queries.jsonl").write_text('{"_id": "q", "text": "lava"}\n')
-    (root / "tiny" / "qrels" / "test.tsv").write_text("q\tb\t1\n")
-    return root / "tiny"
 
 
 def test_a_table_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run.trec"
-    run.write_text("q Q0 a 1 2 t\nq Q0 b 2 1 t\n")
-    assert main(["--data", str(folder(tmp_path)), "bm25", f"run:{run}"]) == 0
+    run = run_file(tmp_path)
+    assert main(["--data", str(beir_folder(tmp_path)), "bm25", f"run:{run}"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[1:5] for row in rows] == [
-        ["bm25", "1", "1.0000", "1.0000"],
-        [f"run:{run}", "1", "0.6309", "1.0000"],
+        ["bm25", "6", "1.0000", "1.0000"],
+        [f"run:{run}", "6", "0.6309", "1.0000"],
     ]
 
 
@@ -46,7 +32,7 @@ def test_what_cannot_be_done_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--data", str(tmp_path), "bm25"]) == 2
-    assert main(["--data", str(folder(tmp_path)), "tfidf"]) == 2
+    assert main(["--data", str(beir_folder(tmp_path)), "tfidf"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: ")
     assert second == "error: no retriever 'tfidf': expected bm25, dense, hybrid or run:FILE."

@@ -166,7 +166,7 @@ def test_real_attention_agrees_with_single_captures(smollm2_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"window": 0}, "window must be 'all' or at least 1, not 0"),
+        ({"window": 0}, "window must be 'all' or a whole number of documents from 1, not 0"),
         ({"rows": "all"}, "rows must be 'query' or 'instruction', not 'all'"),
         ({"window": "all", "orders": 6}, "orders must be 1 to 5, not 6"),
         ({"orders": 2}, "orders=2 measures the same prompts again with window 1"),

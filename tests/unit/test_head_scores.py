@@ -10,7 +10,7 @@ import pytest
 
 from core_rerank.head_scores import (
     best_heads,
-    contrastive_scores,
+    contrastive_by_query,
     random_quality,
     ranking_quality,
 )
@@ -29,7 +29,7 @@ def test_contrastive_score_of_one_query_by_hand() -> None:
     values = stack([[0.3]], [[0.1]], [[0.2]])
     positive = np.array([[True, False, False]])
     expected = math.exp(3) / (math.exp(3) + math.exp(1) + math.exp(2))
-    assert contrastive_scores(values, positive, 0.1)[0, 0] == pytest.approx(expected)
+    assert contrastive_by_query(values, positive, 0.1)[0, 0, 0] == pytest.approx(expected)
 
 
 def test_positives_do_not_compete_and_are_averaged() -> None:
@@ -37,36 +37,35 @@ def test_positives_do_not_compete_and_are_averaged() -> None:
     positive = np.array([[True, True, False]])
     one = math.exp(1) / (math.exp(1) + math.exp(2))
     two = math.exp(3) / (math.exp(3) + math.exp(2))
-    assert contrastive_scores(values, positive, 1.0)[0, 0] == pytest.approx((one + two) / 2)
+    assert contrastive_by_query(values, positive, 1.0)[0, 0, 0] == pytest.approx((one + two) / 2)
 
 
-def test_queries_are_averaged_and_padding_does_not_count() -> None:
+def test_each_query_has_its_score_and_padding_does_not_count() -> None:
     nan = math.nan
     values = np.array([[[[1.0]], [[0.0]], [[nan]]], [[[0.0]], [[0.0]], [[0.0]]]])
     positive = np.array([[True, False, False], [True, False, False]])
     first = math.exp(1) / (math.exp(1) + 1)
-    assert contrastive_scores(values, positive, 1.0)[0, 0] == pytest.approx((first + 1 / 3) / 2)
+    assert contrastive_by_query(values, positive, 1.0)[:, 0, 0] == pytest.approx([first, 1 / 3])
 
 
 @pytest.mark.parametrize("temperature", [1e-12, 1e12])
 def test_no_temperature_overflows(temperature: float) -> None:
     values = stack([[0.9, -0.9]], [[0.1, 0.1]])
-    scores = contrastive_scores(values, np.array([[True, False]]), temperature)
+    scores = contrastive_by_query(values, np.array([[True, False]]), temperature)
     assert np.isfinite(scores).all()
     expected = [1.0, 0.0] if temperature < 1 else [0.5, 0.5]
-    assert scores[0] == pytest.approx(expected)
+    assert scores[0, 0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_temperature_must_be_positive(temperature: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        contrastive_scores(stack([[1.0]], [[0.0]]), np.array([[True, False]]), temperature)
+        contrastive_by_query(stack([[1.0]], [[0.0]]), np.array([[True, False]]), temperature)
 
 
 def test_best_heads_break_ties_by_layer_and_head() -> None:
     scores = np.array([[0.1, 0.5], [0.5, 0.9], [0.9, 0.5]])
     assert best_heads(scores, 4) == [Head(1, 1), Head(2, 0), Head(0, 1), Head(1, 0)]
-    assert best_heads(scores, 2, max_layers=1) == [Head(0, 1), Head(0, 0)]
     for count in (0, 7):
         with pytest.raises(ValueError, match=f"cannot choose {count} heads of 6"):
             best_heads(scores, count)

@@ -98,7 +98,7 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_same_files(
     done = len(list(killed.glob("*.safetensors")))
     assert 3 <= done < 40
     # What a kill in the middle of a write leaves behind.
-    (killed / "00039-00.safetensors.partial").write_bytes(b"half a file")
+    (killed / ".00039-00.safetensors.12-34.partial").write_bytes(b"half a file")
     calls = backend.calls
     resumed = measure_attention(backend, labelled(40), store=killed, data="toy")
     assert backend.calls - calls == 40 - done

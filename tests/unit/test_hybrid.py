@@ -167,6 +167,11 @@ def test_index_or_load_builds_once_and_then_loads(
         index_or_load("bm25", {"1": CORPUS["1"]}, folder)
     with pytest.raises(IndexFolderError, match=r"k1=0\.9"):
         index_or_load("bm25", CORPUS, folder, k1=2)
+    made = BM25Retriever()
+    assert index_or_load(made, CORPUS, folder) is made
+    assert made.search({"q": "lava"}, 3) == first.search({"q": "lava"}, 3)
+    with pytest.raises(TypeError, match="a BM25Retriever that is made already takes no k1"):
+        index_or_load(made, CORPUS, folder, k1=2)
 
 
 def test_only_known_classes_can_be_parts_of_a_saved_index(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_manifests_that_are_missing_altered_or_too_new_are_refused(folder: Path)
     path.unlink()
     with pytest.raises(IndexFolderError, match="no index, or one half-written"):
         BM25Retriever.load(folder)
-    with pytest.raises(IndexFolderError, match="expected the folder of an index"):
+    with pytest.raises(IndexFolderError, match=r"expected the folder of an index\. Give the one"):
         BM25Retriever.load(folder / "nowhere")
 
 

@@ -87,6 +87,7 @@ def test_another_engine_is_named(tmp_path: Path) -> None:
     ("line", "text", "message"),
     [
         (1, '{"format": 9}', "no journal of this release"),
+        (1, '{"format": 1, "hash": "0", "settings": {"depth": 7}}', "line 1 is damaged"),
         (2, '{"query": "q1"}', "line 2 is damaged"),
         (3, "{", "line 3 is damaged"),
         (3, json.dumps({"query": "q9", "error": ""}), "line 3 is damaged"),

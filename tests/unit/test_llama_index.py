@@ -86,7 +86,7 @@ def test_a_run_file_needs_the_ids_of_the_queries(tmp_path: Path) -> None:
 def test_a_document_without_a_text_is_named(bm25: BM25Retriever) -> None:
     with pytest.raises(DataError, match="document 'b' was found but is not among the 1 documents"):
         as_llama_index(bm25, {"a": CORPUS["a"]}).retrieve("lava")
-    with pytest.raises(ValueError, match="depth must be"):
+    with pytest.raises(ValueError, match="top_k must be"):
         as_llama_index(bm25, CORPUS, top_k=0)
 
 

@@ -225,7 +225,7 @@ def test_sentence_transformers_are_asked_in_one_batch(monkeypatch: pytest.Monkey
     class CrossEncoder:
         def __init__(self, model: str, **options: Any) -> None:
             assert options == {"max_length": 512}
-            self.max_length = 512
+            self.max_seq_length = 512
             self.tokenizer = lambda queries, texts, **_: {
                 "input_ids": [[0] * len(q + t) for q, t in zip(queries, texts, strict=True)]
             }
@@ -241,5 +241,5 @@ def test_sentence_transformers_are_asked_in_one_batch(monkeypatch: pytest.Monkey
     result = ranker.rank("q", ["a", "ccc"])
     assert (result.order, result.scores, result.input_tokens) == ((1, 0), (1.0, 3.0), 6)
     monkeypatch.setattr(cross_encoders, "find_spec", lambda _: None)
-    with pytest.raises(ImportError, match="pip install sentence-transformers"):
+    with pytest.raises(ImportError, match=r"pip install 'core-rerank\[dense\]'"):
         cross_encoders.SentenceTransformersRanker("some/model")

@@ -69,7 +69,9 @@ def test_malformed_lines_are_named(line: str, message: str, tmp_path: Path) -> N
 def test_files_that_are_no_runs_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nosuch is missing: expected a TREC run"):
         read_run(tmp_path / "nosuch")
-    with pytest.raises(DataError, match=r"run\.trec holds no ranking"):
+    with pytest.raises(
+        DataError, match=r"run\.trec holds no ranking: .* Run the first stage again"
+    ):
         read_run(run_file(tmp_path, "\n"))
     (tmp_path / "run.trec").write_bytes(b"q Q0 a 1 1 t\nq Q0 \xff 2 1 t\n")
     with pytest.raises(DataError, match="line 2 is not UTF-8"):

@@ -9,11 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from fake_backend import FakeBackend
-from services import DOCUMENTS, QUERY, behind_socket, fake_reranker, metric
+from services import BODY, behind_socket, fake_reranker, metric
 
 from core_rerank import Reranker
-
-BODY = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
 
 
 def test_stopping_answers_what_was_taken_and_nothing_more(smollm2_tokenizer: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from core_rerank.eval import timing
 from core_rerank.eval.bench import runs
+from core_rerank.eval.idle_hook import IN_PLACE, TAKEN_OUT, idle_hook_seconds
 from core_rerank.eval.timing import Comparison, compare, interleave, summarise
 
 
@@ -83,3 +87,36 @@ def test_every_side_begins_in_turn(clock: list[float]) -> None:
 
 def test_length_of_the_bar() -> None:
     assert runs(9) == 2 * 4 * 10 + 4 * 37
+
+
+class FakeLLM:
+    """Takes 3 seconds with a hook in place, and 2 without."""
+
+    def __init__(self, clock: list[float], hooks: int) -> None:
+        self.clock, self.hooks, self.in_place = clock, hooks, hooks > 0
+
+    def reset_prefix_cache(self) -> None:
+        _advance(self.clock, 100.0)
+
+    def collective_rpc(self, method: str, args: tuple[bool]) -> list[int]:
+        assert method == "bench_hook"
+        (self.in_place,) = args
+        return [self.hooks]
+
+    def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> None:
+        _advance(self.clock, 3.0 if self.in_place else 2.0)
+
+
+def test_an_idle_hook_is_timed_in_place_and_taken_out(clock: list[float]) -> None:
+    hooked, plain = FakeLLM(clock, 1), FakeLLM(clock, 0)
+    ticks: list[int] = []
+    seconds = idle_hook_seconds(
+        SimpleNamespace(llm=hooked), {"unhooked": plain}, [], None, 2, lambda: ticks.append(1)
+    )
+    assert seconds == {IN_PLACE: (3.0, 3.0), TAKEN_OUT: (2.0, 2.0), "unhooked": (2.0, 2.0)}
+    assert hooked.in_place
+    assert len(ticks) == 9
+    with pytest.raises(RuntimeError, match="hook was not found"):
+        idle_hook_seconds(
+            SimpleNamespace(llm=plain), {"unhooked": plain}, [], None, 2, lambda: None
+        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from core_rerank.files import write_whole
 
 from .judge import Figures
 from .scenarios import Scenario
@@ -117,9 +118,7 @@ def write_json(rows: Iterable[Row], path: Path, about: dict[str, Any]) -> None:
     """All rows, with ``about`` saying what they were measured on; the file is never half there."""
     data = {**about, "rows": [asdict(row) for row in rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(data, indent=1, default=str) + "\n")
 
 
 def read_rows(path: Path) -> dict[str, Row]:
