@@ -1,11 +1,12 @@
 # Each target first sets up .venv (tools/setup.py: CPU or NVIDIA, tested versions) or re-uses it.
 # PYTHON=python3.12 picks the interpreter, EXTRA=cpu or gpu the engine, ARGS goes to pytest, to the
-# parity table and to bench-gpu.
+# parity table and to the benches; GPUS is how many bench-scale uses.
 PYTHON ?= python3
 EXTRA ?=
 ARGS ?=
+GPUS ?= 1
 
-.PHONY: demo test check bench bench-gpu parity parity-gpu soak setup
+.PHONY: demo test check bench bench-gpu bench-scale parity parity-gpu soak setup
 
 demo: setup
 	.venv/bin/core-rerank demo
@@ -33,6 +34,10 @@ soak: setup
 
 bench-gpu: setup
 	.venv/bin/python -m core_rerank.eval.bench_gpu $(ARGS)
+
+bench-scale: setup
+	.venv/bin/python -m core_rerank.eval.bench_scale --gpus $(GPUS) $(ARGS)
+	.venv/bin/python tools/parity_table --device gpu --only 'tensor parallel'
 
 setup:
 	@$(PYTHON) tools/setup.py $(if $(EXTRA),--extra $(EXTRA))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -294,6 +295,52 @@ async def data_parallel(
     comparison = summarise(seconds["several"], seconds["single"]).times(1 / gpus)
     claim = f"data parallel: {queries} queries on {gpus} GPUs / {gpus} x one GPU"
     return Row(claim, comparison, "at least 0.95", 0.95, float("inf"), queries, "queries")
+
+
+async def captured_beside_plain(
+    several: Any,
+    gpus: int,
+    pairs: Callable[[int], list[workloads.Pair]],
+    repeats: int,
+    tick: Tick,
+) -> Row:
+    """Captures on all engines of an AsyncHookLLM over ordinary prefills of such prompts there.
+
+    ``pairs`` gives new prompts for every number, so that no prefix cache holds them.
+    """
+    from vllm import SamplingParams
+
+    one = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    names = map("plain-{}".format, itertools.count())
+
+    async def plain(requests: list[Any]) -> None:
+        async def prefilled(number: int, request: Any) -> None:
+            # vLLM's own engine: a hooked one whose layers are cut refuses to generate. A query
+            # and its null pass go to one of them, as captures do, to share the documents.
+            rank = {"data_parallel_rank": number // 2 % gpus} if gpus > 1 else {}
+            prompt = plain_prompt(request)
+            async for _ in several.engine.generate(prompt, one, next(names), **rank):
+                pass
+
+        await asyncio.gather(*itertools.starmap(prefilled, enumerate(requests)))
+
+    seconds: dict[str, list[float]] = {"captured": [], "plain": []}
+    queries = 0
+    loop = asyncio.get_running_loop()
+    for repeat in range(-1, repeats):
+        for name in ("captured", "plain") if repeat % 2 else ("plain", "captured"):
+            made = pairs(-1 - 2 * (repeat + 1) - (name == "plain"))
+            queries = len(made)
+            requests = [request for pair in made for request in pair]
+            start = loop.time()
+            await (several.capture if name == "captured" else plain)(requests)
+            taken = loop.time() - start
+            if repeat >= 0:
+                seconds[name].append(taken)
+            tick()
+    comparison = summarise(seconds["captured"], seconds["plain"])
+    claim = f"captured / plain, {queries} queries on {gpus} GPUs by data parallel"
+    return Row(claim, comparison, *AT_LEAST_99, queries, "queries")
 
 
 def seconds_per_query(

@@ -18,6 +18,10 @@ CORE_HEADS = ("15-21", "15-1", "16-12", "15-7", "9-26", "12-11", "12-7", "18-0")
 """The 8 heads that CoRe (arXiv 2510.02219) publishes for Mistral-7B-Instruct-v0.2."""
 
 
+MIDDLE_HEADS_70B = tuple(f"{30 + i}-{(11 * i) % 64}" for i in range(16))
+"""16 heads in the middle of 80 layers, on every eighth of the heads: a place, not a finding."""
+
+
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the tokenizer's files that ``source`` has to ``folder``, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,6 +49,23 @@ def mistral_7b(folder: Path, tokenizer: Path) -> Path:
         sliding_window=None,
     )
     return _write(config, "MistralForCausalLM", folder, tokenizer)
+
+
+def llama_70b(folder: Path, tokenizer: Path) -> Path:
+    """Write the config of Llama-3.1-70B's shape, for ``load_format="dummy"``."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=_vocabulary(tokenizer),
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+    )
+    return _write(config, "LlamaForCausalLM", folder, tokenizer)
 
 
 def qwen3_06b_classifier(folder: Path, tokenizer: Path) -> Path:

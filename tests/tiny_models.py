@@ -37,6 +37,13 @@ def _llama() -> Any:
     return LlamaConfig(**_common(head_dim=32))
 
 
+def _llama_8() -> Any:
+    """8 query heads on 4 key/value heads: over 8 workers each of the latter is held twice."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**_common(head_dim=32, num_attention_heads=8, num_key_value_heads=4))
+
+
 def _mistral() -> Any:
     from transformers import MistralConfig
 
@@ -124,6 +131,8 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "gemma3": _gemma3,
     "gpt_oss": _gpt_oss,
 }
+SPLIT = {"llama_8": _llama_8}
+"""What is split over more workers than the others allow."""
 
 
 def make_tiny(arch: str, folder: Path, tokenizer: Path) -> Path:
@@ -143,7 +152,9 @@ def make_tiny(arch: str, folder: Path, tokenizer: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        model = AutoModelForCausalLM.from_config(ARCHITECTURES[arch](), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            {**ARCHITECTURES, **SPLIT}[arch](), dtype=torch.float32
+        )
         with torch.no_grad():
             for name, weights in model.named_parameters():
                 _fill(name, weights)

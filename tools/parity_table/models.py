@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiny_models import ARCHITECTURES, make_tiny
+from tiny_models import ARCHITECTURES, SPLIT, make_tiny
 
 from core_rerank.eval.shapes import copy_tokenizer
 
@@ -38,7 +38,7 @@ class Models:
         """
         if name == "smollm2" and self.smollm2 is not None:
             return self.smollm2
-        if name in ARCHITECTURES:
+        if name in ARCHITECTURES or name in SPLIT:
             return make_tiny(name, self.folder, self.tokenizer)
         if name in REFUSED:
             return self._random(name)

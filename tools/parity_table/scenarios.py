@@ -251,6 +251,19 @@ SCENARIOS: tuple[Scenario, ...] = (
         cpu_s=60,
         gpu_s=60,
     ),
+    *(
+        _eager(
+            f"tensor parallel {size}",
+            ("cold", "repeat", "pair", "warm", "mixed", "head-sets", "all-heads"),
+            model="llama_8",
+            arguments={"tensor_parallel_size": size, "max_num_batched_tokens": 256},
+            gpus=size,
+            in_process=False,
+            cpu_s=60 * size,
+            gpu_s=60,
+        )
+        for size in (4, 8)
+    ),
     Scenario(
         "pipeline parallel 2, compiled",
         conditions=("cold", "repeat", "pair", "warm", "mixed", "head-sets", "all-heads"),
