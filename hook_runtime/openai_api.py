@@ -95,6 +95,8 @@ class _Client:
         if program is not DEFAULT:
             if "prompt_token_ids" not in prompt or "multi_modal_data" in prompt:
                 raise ProbeError("a request with a program may hold text only.")
+            if prompt.get("cache_salt"):
+                raise ProbeError("a request with a program may not have a cache_salt.")
             prompt = {"prompt_token_ids": list(prompt["prompt_token_ids"])}
         async for output in self._hooked.generate(
             prompt, params, program=program, request_id=request_id, **how
