@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from .errors import NotFiniteError
 from .types import DocId, Document
 
 
@@ -107,3 +109,25 @@ def _check_ids(ids: Iterable[Any], *, may_be_none: bool) -> None:
 
 def _kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
+
+
+def check_tasks(tasks: Iterable[tuple[Any, Any]]) -> list[RerankInput]:
+    """Check the (query, documents) pairs of a batch; errors as ``check_input``, noting which."""
+    checked = []
+    for number, task in enumerate(tasks):
+        if not isinstance(task, tuple | list) or len(task) != 2:
+            raise TypeError(f"task {number} is not a (query, documents) pair: {task!r:.80}.")
+        with naming_task(number):
+            checked.append(check_input(*task))
+    return checked
+
+
+@contextmanager
+def naming_task(number: int, of: int = 2) -> Iterator[None]:
+    """Note on an error which task of a batch it belongs to; a batch of one needs no note."""
+    try:
+        yield
+    except (TypeError, ValueError, NotFiniteError) as error:
+        if of > 1:
+            error.add_note(f"in task {number} of the batch")
+        raise

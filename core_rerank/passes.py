@@ -49,6 +49,18 @@ class Reading:
         return read if self.null is None else calibrate(read, attention[self.null.key])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadAttention:
+    """What each head of a pass gives each document token: float64 [heads, document tokens]."""
+
+    heads: tuple[Head, ...]
+    values: np.ndarray
+
+    def of(self, columns: slice) -> dict[str, np.ndarray]:
+        """By head, what some of the document tokens get."""
+        return {str(h): row[columns] for h, row in zip(self.heads, self.values, strict=True)}
+
+
 Plan = list[Reading]
 """All that is read for one query."""
 
@@ -77,12 +89,15 @@ class PassReader:
         """Whether abnormally low tokens are left out: calibration is what makes them so."""
         return self.strategy.token_filter and self.calibrated
 
-    def plan(self, given: RerankInput) -> Plan:
-        """The windows of one query's documents and the passes over each."""
+    def plan(self, given: RerankInput, by_head: bool = False) -> Plan:
+        """The windows of one query's documents and the passes over each.
+
+        ``by_head`` has the query's pass read so that ``by_head`` can tell heads apart.
+        """
         return [
             Reading(
                 window,
-                self._pass(window.prompt),
+                self._pass(window.prompt, by_head),
                 self._null_pass(window.prompt) if self.calibrated else None,
             )
             for window in plan_windows(given, self.builder, self.window)
@@ -123,14 +138,28 @@ class PassReader:
                 attention.setdefault(null.key, null.known)
         return attention
 
-    def _pass(self, prompt: Prompt) -> Pass:
+    def by_head(
+        self, unread: Mapping[bytes, CaptureRequest], captures: Sequence[Capture]
+    ) -> dict[bytes, HeadAttention]:
+        """Of passes that were planned ``by_head``: each head's part of the sum, by their keys."""
+        import numpy as np
+
+        found = {}
+        for (key, request), capture in zip(unread.items(), captures, strict=True):
+            if not request.probe.sum_heads:
+                weights = np.ones(len(capture.heads)) if self.weights is None else self.weights
+                values = capture.values.astype(np.float64) * np.asarray(weights)[:, None]
+                found[key] = HeadAttention(capture.heads, values)
+        return found
+
+    def _pass(self, prompt: Prompt, by_head: bool = False) -> Pass:
         rows = prompt.rows(self.strategy.rows)
         # Weights tell heads apart, so only a plain sum can be taken where they are captured.
         probe = AttentionProbe(
             self.heads or "all",
             rows,
             prompt.document_spans,
-            sum_heads=self.weights is None,
+            sum_heads=self.weights is None and not by_head,
         )
         # No row looks past itself, so the prompt may end with the last of them.
         request = CaptureRequest(prompt.token_ids[: rows[1]], probe)
@@ -141,7 +170,8 @@ class PassReader:
         return replace(null, known=self.null_passes.get(null.key))
 
     def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:
-        expected = (1 if self.weights is None else len(self.weights), request.probe.num_columns)
+        rows = 1 if request.probe.sum_heads else len(capture.heads)
+        expected = (rows, request.probe.num_columns)
         if capture.values.shape != expected or self.heads not in (None, capture.heads):
             raise IncompleteCaptureError(
                 f"the {self.model.backend} backend returned attention of shape "

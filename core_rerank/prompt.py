@@ -39,6 +39,7 @@ SEPARATOR = "\n\n"
 INSTRUCTION = (
     "Please find information that are relevant to the following query in the paragraphs above."
 )
+ANSWER_INSTRUCTION = "Answer the question below with what the paragraphs above say."
 # Templates that print a date get always the same one: a prompt must not change overnight.
 TEMPLATE_DATE = date(2024, 7, 26)
 # Of a text that is far too long, this much is tokenized at first: more than most tokens span, and
@@ -191,6 +192,29 @@ class PromptBuilder:
     def null(self, prompt: Prompt) -> Prompt:
         """The same prompt with the content-free query "N/A" (ICR's calibration)."""
         return self._ask(self._null, prompt)
+
+    def answering(self, query: str, prompt: Prompt, labels: Sequence[int] = ()) -> tuple[int, ...]:
+        """Token ids that ask for an answer from the documents of ``prompt``.
+
+        They begin as ``prompt`` does, up to the end of its documents, so that an engine which has
+        computed that need not compute it again. ``labels``, from 1, are of the documents that
+        matter most, and are named.
+
+        Raises:
+            PromptError: what was put after the documents leaves no room to answer.
+        """
+        named = ", ".join(f"[document {label}]" for label in labels)
+        told = f" The most relevant of them: {named}." if named else ""
+        asked = self.tokenize(query)
+        documents = prompt.token_ids[: prompt.instruction_span[0]]
+        words = self._encoder.encode(f"{ANSWER_INSTRUCTION}{told}{SEPARATOR}Question:").ids
+        ids = (*documents, *words, *asked.lead, *asked.tokens.ids, *self._suffix)
+        if len(ids) > self._limit:
+            raise PromptError(
+                f"the prompt that asks for an answer has {len(ids)} tokens, and {self._limit} are "
+                "allowed: give fewer or shorter documents, or raise max_model_len."
+            )
+        return ids
 
     def _ask(self, query: Segment, prompt: Prompt) -> Prompt:
         head = (*prompt.token_ids[: prompt.instruction_span[1]], *query.lead)

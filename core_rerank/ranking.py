@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hook_runtime.specs import Span
 
@@ -11,15 +12,22 @@ from .inputs import RerankInput
 from .scoring import DocumentScore
 from .types import RankedDocument, Ranking, TokenScore
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredDocument:
-    """A document that was read: its place in the caller's list, score, and token offsets."""
+    """A document that was read: its place in the caller's list, score, and token offsets.
+
+    ``heads``: by head, float64 [document tokens]; None where nobody asked.
+    """
 
     index: int
     score: DocumentScore
     truncated: bool
     offsets: tuple[Span, ...]
+    heads: Mapping[str, np.ndarray] | None = None
 
 
 def build_ranking(
@@ -30,6 +38,7 @@ def build_ranking(
     strategy: str,
     top_n: int | None,
     explain: bool,
+    by_head: bool,
     prompt_tokens: int,
 ) -> Ranking:
     """Best first, ties in input order; documents that were not read are blank and come last.
@@ -55,9 +64,15 @@ def build_ranking(
                 truncated=item.truncated if item else False,
                 blank=item is None,
                 token_scores=tokens,
+                head_scores=_head_scores(item) if by_head else None,
             )
         )
     return Ranking(given.query, tuple(documents), model, strategy, prompt_tokens)
+
+
+def _head_scores(item: ScoredDocument | None) -> dict[str, tuple[float, ...]]:
+    found = {} if item is None or item.heads is None else item.heads
+    return {head: tuple(map(float, scores)) for head, scores in found.items()}
 
 
 def _token_scores(text: str, item: ScoredDocument | None) -> tuple[TokenScore, ...]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
 from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
 
+from .answering import answer_prompt
 from .backends import OpenBackend, name_model, open_backend
 from .calibration import NullPassMemory
 from .errors import ClosedError, NotFiniteError
 from .heads import HeadSet, Window
-from .inputs import RerankInput, check_input, check_top_n
+from .inputs import RerankInput, check_input, check_tasks, check_top_n, naming_task
 from .models import ResolvedModel
-from .passes import Attention, PassReader, Plan
+from .passes import Attention, HeadAttention, PassReader, Plan
 from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, PromptBuilder
 from .ranking import ScoredDocument, build_ranking
 from .scoring import score_document
 from .settings import (
+    check_explain,
     check_settings,
     check_strategy,
     check_window,
@@ -30,10 +31,13 @@ from .settings import (
     choose_heads,
     choose_window,
 )
-from .types import DocId, Document, Ranking
+from .types import DocId, Document, Explain, Ranking
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from hook_runtime.async_engine import AsyncHookLLM
+    from hook_runtime.engine import HookLLM
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 Documents = Iterable[str | Document]
@@ -118,6 +122,31 @@ class Reranker:
             self.close()
             raise
 
+    @classmethod
+    def from_llm(cls, llm: HookLLM | AsyncHookLLM | CaptureBackend, **settings: Any) -> Reranker:
+        """A reranker on an engine that somebody runs to generate: one model ranks and answers.
+
+        The engine stays its owner's to close. Rank with ``arerank`` on the event loop of an
+        `AsyncHookLLM`, with ``rerank`` too in other threads. ``settings`` are those of `Reranker`
+        but for the model and the engine. Heads that were not named when the engine started
+        (``HookLLM(heads=...)``) are held from the first ranking on, memory permitting.
+
+        Raises:
+            TypeError: ``llm`` is no running engine. Others are those of `Reranker`.
+        """
+        from hook_runtime.async_engine import AsyncHookLLM
+        from hook_runtime.bridged import BridgedHookLLM
+
+        if isinstance(llm, str):
+            raise TypeError(f"from_llm takes a running HookLLM or AsyncHookLLM, not {llm!r}.")
+        backend = BridgedHookLLM(llm) if isinstance(llm, AsyncHookLLM) else llm
+        return cls(backend=backend, **settings)
+
+    @property
+    def backend(self) -> CaptureBackend:
+        """What attention is read from."""
+        return self._open.backend
+
     @property
     def model(self) -> ModelInfo:
         """The model that is loaded."""
@@ -174,7 +203,7 @@ class Reranker:
         *,
         doc_ids: Iterable[DocId] | None = None,
         top_n: int | None = None,
-        explain: bool = False,
+        explain: Explain = False,
         max_tokens_per_doc: int | None = None,
     ) -> Ranking:
         """Rank ``documents``, best first; all of them unless ``top_n`` says fewer.
@@ -184,13 +213,14 @@ class Reranker:
             documents: strings or `Document`s, in any iterable; never changed.
             doc_ids: one for each, all different; instead of the documents' own.
             top_n: how many to return, from 1.
-            explain: give every document's `TokenScore`s.
+            explain: give every document's `TokenScore`s; "heads" gives them by head too, which
+                needs heads times tokens numbers a document.
             max_tokens_per_doc: cut documents shorter than the reranker does; never longer.
 
         Raises:
             TypeError: the query is no string, or a document is neither a string nor a Document.
-            ValueError: a blank query; ``top_n`` below 1; ids too few, too many or equal; or a
-                PromptError: the query or the window does not fit the model.
+            ValueError: a blank query; ``top_n`` below 1; an unknown ``explain``; ids too few, too
+                many or equal; or a PromptError: the query or the window does not fit the model.
             NotFiniteError: the engine returned NaN; names the document.
             ClosedError: after ``close()``.
         """
@@ -205,7 +235,7 @@ class Reranker:
         *,
         doc_ids: Iterable[DocId] | None = None,
         top_n: int | None = None,
-        explain: bool = False,
+        explain: Explain = False,
         max_tokens_per_doc: int | None = None,
     ) -> Ranking:
         """As ``rerank``, leaving the event loop free meanwhile.
@@ -217,11 +247,15 @@ class Reranker:
         self._check_open()
         given = [check_input(query, documents, doc_ids, max_tokens_per_doc)]
         top_n = check_top_n(top_n)
-        plans = await asyncio.to_thread(self._plan_all, given)
+        by_head = check_explain(explain) == "heads"
+        plans = await asyncio.to_thread(self._plan_all, given, by_head)
         unread = self._reader.unread(plans)
         captures = await self._capture_unread(unread)
         attention = self._reader.attention(plans, unread, captures)
-        rankings = await asyncio.to_thread(self._rank_all, given, plans, attention, top_n, explain)
+        heads = self._reader.by_head(unread, captures) if by_head else None
+        rankings = await asyncio.to_thread(
+            self._rank_all, given, plans, attention, top_n, bool(explain), heads
+        )
         return rankings[0]
 
     def rerank_batch(
@@ -229,7 +263,7 @@ class Reranker:
         tasks: Iterable[tuple[str, Documents]],
         *,
         top_n: int | None = None,
-        explain: bool = False,
+        explain: Explain = False,
         progress: bool = False,
     ) -> list[Ranking]:
         """Rank each (query, documents) of ``tasks``, all in one engine batch; in their order.
@@ -238,7 +272,43 @@ class Reranker:
         carry a note with the number of the task.
         """
         self._check_open()
-        return self._rerank(_check_tasks(tasks), check_top_n(top_n), explain, progress)
+        return self._rerank(check_tasks(tasks), check_top_n(top_n), explain, progress)
+
+    def answer_prompt(
+        self,
+        query: str,
+        documents: Documents,
+        *,
+        relevant: Iterable[int] = (),
+        max_tokens_per_doc: int | None = None,
+    ) -> dict[str, Any]:
+        """A prompt for ``HookLLM.generate`` that asks for an answer from ``documents``.
+
+        The documents come first, in the order given, written as they are for ranking; the question
+        comes last. So the engine re-uses what ranking computed as far as both prompts agree, in
+        whole blocks of its prefix cache: with ``window="all"`` all documents, if they are the same
+        ones in the same order; with ``window=1`` only the first, which then should be the best.
+        Nothing else can be re-used: a token's key depends on all that comes before it. Captures
+        have a prefix cache of their own, whose salt the prompt carries for now: make it when it is
+        needed. With ``data_parallel_size`` above 1 vLLM may send it to an engine that ranked
+        something else.
+
+        Args:
+            query: the question.
+            documents: those to answer from.
+            relevant: indices of documents to point out, such as ``[r.index for r in ranking[:3]]``.
+            max_tokens_per_doc: as in the ranking.
+
+        Returns:
+            ``{"prompt_token_ids": [...], "cache_salt": ...}``.
+
+        Raises:
+            TypeError: the backend does not generate, or as ``rerank``.
+            ValueError: an index out of range, no text at all, or as ``rerank``.
+        """
+        self._check_open()
+        given = check_input(query, documents, None, max_tokens_per_doc)
+        return answer_prompt(given, list(relevant), self._reader.builder, self.backend)
 
     def close(self) -> None:
         """Free the model, unless the backend was given; further calls raise. May be repeated."""
@@ -263,22 +333,24 @@ class Reranker:
         self,
         inputs: Sequence[RerankInput],
         top_n: int | None,
-        explain: bool,
+        explain: Explain,
         progress: bool = False,
     ) -> list[Ranking]:
-        plans = self._plan_all(inputs)
+        by_head = check_explain(explain) == "heads"
+        plans = self._plan_all(inputs, by_head)
         unread = self._reader.unread(plans)
         captures = []
         if unread:
             captures = self._open.backend.capture(list(unread.values()), progress=progress)
         attention = self._reader.attention(plans, unread, captures)
-        return self._rank_all(inputs, plans, attention, top_n, explain)
+        heads = self._reader.by_head(unread, captures) if by_head else None
+        return self._rank_all(inputs, plans, attention, top_n, bool(explain), heads)
 
-    def _plan_all(self, inputs: Sequence[RerankInput]) -> list[Plan]:
+    def _plan_all(self, inputs: Sequence[RerankInput], by_head: bool) -> list[Plan]:
         plans = []
         for number, given in enumerate(inputs):
-            with _naming_task(number, of=len(inputs)):
-                plans.append(self._reader.plan(given))
+            with naming_task(number, of=len(inputs)):
+                plans.append(self._reader.plan(given, by_head))
         return plans
 
     def _rank_all(
@@ -288,11 +360,12 @@ class Reranker:
         attention: Attention,
         top_n: int | None,
         explain: bool,
+        heads: Mapping[bytes, HeadAttention] | None,
     ) -> list[Ranking]:
         scored = []
         for number, (given, plan) in enumerate(zip(inputs, plans, strict=True)):
-            with _naming_task(number, of=len(inputs)):
-                scored.append(self._score(given, plan, attention))
+            with naming_task(number, of=len(inputs)):
+                scored.append(self._score(given, plan, attention, heads))
         return [
             build_ranking(
                 given,
@@ -301,6 +374,7 @@ class Reranker:
                 strategy=self.strategy,
                 top_n=top_n,
                 explain=explain,
+                by_head=heads is not None,
                 prompt_tokens=sum(len(reading.query.request.prompt_token_ids) for reading in plan),
             )
             for given, plan, documents in zip(inputs, plans, scored, strict=True)
@@ -314,45 +388,32 @@ class Reranker:
             return await backend.acapture(requests)
         return await asyncio.to_thread(backend.capture, requests)
 
-    def _score(self, given: RerankInput, plan: Plan, attention: Attention) -> list[ScoredDocument]:
+    def _score(
+        self,
+        given: RerankInput,
+        plan: Plan,
+        attention: Attention,
+        heads: Mapping[bytes, HeadAttention] | None,
+    ) -> list[ScoredDocument]:
         scored = []
         for reading in plan:
             tokens = reading.tokens(attention)
+            by_head = heads[reading.query.key] if heads is not None else None
             prompt, start = reading.window.prompt, 0
             for place, offsets, truncated in zip(
                 reading.window.places, prompt.offsets, prompt.truncated, strict=True
             ):
-                part = tokens[start : start + len(offsets)]
-                start += len(offsets)
+                columns = slice(start, start + len(offsets))
+                part, start = tokens[columns], columns.stop
                 _check_finite(part, place, given)
                 score = score_document(part, token_filter=self._reader.filters_tokens)
-                scored.append(ScoredDocument(place, score, truncated, offsets))
+                each = by_head.of(columns) if by_head is not None else None
+                scored.append(ScoredDocument(place, score, truncated, offsets, each))
         return scored
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"this Reranker for {self.model_id} was closed: create a new one.")
-
-
-def _check_tasks(tasks: Iterable[tuple[str, Documents]]) -> list[RerankInput]:
-    checked = []
-    for number, task in enumerate(tasks):
-        if not isinstance(task, tuple | list) or len(task) != 2:
-            raise TypeError(f"task {number} is not a (query, documents) pair: {task!r:.80}.")
-        with _naming_task(number):
-            checked.append(check_input(*task))
-    return checked
-
-
-@contextmanager
-def _naming_task(number: int, of: int = 2) -> Iterator[None]:
-    """Note on an error which task of a batch it belongs to; a batch of one needs no note."""
-    try:
-        yield
-    except (TypeError, ValueError, NotFiniteError) as error:
-        if of > 1:
-            error.add_note(f"in task {number} of the batch")
-        raise
 
 
 def _check_finite(tokens: np.ndarray, place: int, given: RerankInput) -> None:

@@ -10,6 +10,7 @@ from hook_runtime.specs import Head
 from .errors import HeadSetError
 from .heads import HeadSet, Window, find_head_set
 from .scoring import STRATEGIES, Strategy
+from .types import Explain
 
 
 def check_strategy(name: str) -> Strategy:
@@ -28,6 +29,15 @@ def check_window(window: object) -> Window:
             f"window must be 'all' or a whole number of documents from 1, not {window!r}."
         )
     return window
+
+
+def check_explain(explain: object) -> Explain:
+    """``explain`` as True, False or "heads"; ValueError otherwise."""
+    if explain == "heads":
+        return "heads"
+    if not isinstance(explain, bool):
+        raise ValueError(f"explain must be True, False or 'heads', not {explain!r}.")
+    return explain
 
 
 def check_settings(calibrate: object, max_tokens_per_doc: object) -> None:

@@ -20,7 +20,7 @@ from .inputs import check_input, check_top_n
 from .models import ResolvedModel
 from .pool import BackendPool, setting_key
 from .reranker import DEFAULT_MODEL, Documents, Reranker
-from .types import DocId, Ranking
+from .types import DocId, Explain, Ranking
 
 
 def rerank(
@@ -30,7 +30,7 @@ def rerank(
     *,
     doc_ids: Iterable[DocId] | None = None,
     top_n: int | None = None,
-    explain: bool = False,
+    explain: Explain = False,
     **settings: Any,
 ) -> Ranking:
     """Rank ``documents`` with a `Reranker` that this process keeps and re-uses.
@@ -59,7 +59,7 @@ async def arerank(
     *,
     doc_ids: Iterable[DocId] | None = None,
     top_n: int | None = None,
-    explain: bool = False,
+    explain: Explain = False,
     **settings: Any,
 ) -> Ranking:
     """As ``rerank``, leaving the event loop free meanwhile; see ``Reranker.arerank``."""
@@ -88,10 +88,6 @@ def _checked(
 
 class _SharedReranker(Reranker):
     """A reranker whose engine others may be reading from too."""
-
-    @property
-    def backend(self) -> CaptureBackend:
-        return self._open.backend
 
     def _open_backend(
         self, backend: str | CaptureBackend, resolved: ResolvedModel, engine: Mapping[str, Any]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 DocId = str | int
+Explain = bool | Literal["heads"]
+"""What a ranking explains: nothing, every token, or every token by head too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class RankedDocument:
         document: the document as given (strings are wrapped).
         truncated: the model read only the document's beginning.
         blank: the document had no text; it ranks last.
-        token_scores: per token, when ``explain=True``.
+        token_scores: per token, when ``explain`` is True or "heads".
+        head_scores: with ``explain="heads"``, by head (``"18-7"``), what each token of
+            ``token_scores`` earned from it: its attention times its weight, before calibration.
+            Where nothing is calibrated, their sum over the heads is the token's score.
     """
 
     index: int
@@ -65,6 +70,7 @@ class RankedDocument:
     truncated: bool = False
     blank: bool = False
     token_scores: tuple[TokenScore, ...] | None = None
+    head_scores: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class Ranking(Sequence[RankedDocument]):
 
         In metadata, mappings become dicts with string keys, other collections lists, numpy
         scalars and arrays plain numbers and lists; anything else, NaN and infinity included, is
-        written as ``str`` writes it.
+        written as ``str`` writes it. ``head_scores`` is there where it was asked for.
         """
         return {
             "query": self.query,
@@ -116,6 +122,8 @@ class Ranking(Sequence[RankedDocument]):
 
 def _ranked_dict(item: RankedDocument) -> dict[str, Any]:
     tokens = item.token_scores
+    by_head = item.head_scores
+    heads = {} if by_head is None else {"head_scores": {h: list(s) for h, s in by_head.items()}}
     return {
         "rank": item.rank,
         "index": item.index,
@@ -127,6 +135,7 @@ def _ranked_dict(item: RankedDocument) -> dict[str, Any]:
         "truncated": item.truncated,
         "blank": item.blank,
         "token_scores": None if tokens is None else [_token_dict(token) for token in tokens],
+        **heads,
     }
 
 

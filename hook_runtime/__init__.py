@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .analyzers import Analyzer, Reading
     from .async_engine import AsyncHookLLM
-    from .backend import AsyncCaptureBackend, CaptureBackend
+    from .backend import AsyncCaptureBackend, CaptureBackend, GeneratingBackend
+    from .bridged import BridgedHookLLM
     from .config import ProgramConfig, load_config
     from .desk import ProgramInfo
     from .engine import HookLLM, Probed
@@ -52,12 +53,14 @@ _MODULE_OF = {
     "AsyncHookLLM": "async_engine",
     "AttentionProbe": "specs",
     "AttentionTemplate": "templates",
+    "BridgedHookLLM": "bridged",
     "Capture": "specs",
     "CaptureBackend": "backend",
     "CaptureRequest": "specs",
     "ClosedError": "errors",
     "ConfigError": "errors",
     "EngineDeadError": "errors",
+    "GeneratingBackend": "backend",
     "Head": "specs",
     "HeadIntervention": "interventions",
     "HeadOutputProbe": "probes",
@@ -99,12 +102,14 @@ __all__ = [
     "AsyncHookLLM",
     "AttentionProbe",
     "AttentionTemplate",
+    "BridgedHookLLM",
     "Capture",
     "CaptureBackend",
     "CaptureRequest",
     "ClosedError",
     "ConfigError",
     "EngineDeadError",
+    "GeneratingBackend",
     "Head",
     "HeadIntervention",
     "HeadOutputProbe",

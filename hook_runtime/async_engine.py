@@ -45,12 +45,17 @@ class AsyncHookLLM(AsyncPrograms):
 
     A probe of all heads needs a prefill step with room for its whole prompt: it waits until no
     other prompt is being prefilled, and others wait for it meanwhile.
+
+    Attributes:
+        engine: vLLM's ``AsyncLLM``.
+        loop: the event loop that it is used from.
     """
 
     def __init__(self, engine: Any, max_capture_bytes: int = MAX_CAPTURE_BYTES) -> None:
         """Use ``start``."""
         self._begin_programs(max_capture_bytes)
         self.engine = engine
+        self.loop = asyncio.get_running_loop()
         self._closed = False
         self._requests = itertools.count()
         self._growing = asyncio.Lock()
@@ -381,6 +386,10 @@ class AsyncHookLLM(AsyncPrograms):
     def _check(self, ask: Ask) -> None:
         self._session.check(ask.request, ask.adapter)
         self._session.check_apart(ask.adapter)
+
+    def check_whole(self) -> None:
+        """Raise UnsupportedModelError where layers were cut off: such an engine cannot generate."""
+        self._session.check_whole()
 
     def check_open(self) -> None:
         """Raise EngineDeadError where the engine's process is known to be gone, ClosedError after

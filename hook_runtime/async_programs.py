@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .conductor import Conductor, Run, states_of, with_program, with_salt
+from .config import ProgramConfig
 from .desk import DEFAULT
 from .exchange import gives_deltas, with_whole_output
 from .fetcher import Fetcher
@@ -36,7 +37,7 @@ class AsyncPrograms(Programmed):
     # ------------------------------------------------------------ the public side
 
     async def load_program(
-        self, name: str, program: Program | str | Path, *, default: bool = False
+        self, name: str, program: Program | ProgramConfig | str | Path, *, default: bool = False
     ) -> None:
         """As ``HookLLM.load_program``, while requests run: those under way end as they began."""
         self.check_open()

@@ -34,8 +34,18 @@ class CaptureBackend(Protocol):
 
 
 @runtime_checkable
+class GeneratingBackend(CaptureBackend, Protocol):
+    """A backend whose engine generates too: HookLLM, and AsyncHookLLM through BridgedHookLLM."""
+
+    @property
+    def cache_salt(self) -> str:
+        """vLLM's ``cache_salt`` with which a prompt finds what the captures computed."""
+        ...
+
+
+@runtime_checkable
 class AsyncCaptureBackend(CaptureBackend, Protocol):
-    """A backend whose callers share its batches: implemented by ThreadedHookLLM."""
+    """A backend whose callers share its batches: implemented by BridgedHookLLM."""
 
     async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
         """As ``capture``, from any event loop; cancelling it cancels the requests."""

@@ -7,7 +7,7 @@ import importlib
 import multiprocessing.connection
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -67,6 +67,16 @@ def symbol(module: str, name: str) -> Any:
             f"vLLM {installed_vllm()} has no {module}.{name}, which the runtime needs "
             f"({error}). Supported: {SUPPORTED}; tested: {', '.join(TESTED)}."
         ) from error
+
+
+def either(modules: Sequence[str], name: str) -> Any:
+    """``name`` of the first of the modules that there is; for what vLLM moved meanwhile."""
+    for module in modules[:-1]:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    return symbol(modules[-1], name)
 
 
 def attribute(owner: object, name: str) -> Any:

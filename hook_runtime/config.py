@@ -11,7 +11,7 @@ import json
 import operator
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -76,26 +76,55 @@ def load_config(path: str | Path) -> ProgramConfig:
     """
     path = Path(path)
     data = _read(path)
+    known = [_named(data, group) for group in GROUPS]
+    return _checked(data, str(path), known, lambda value: _from_file(value, path.parent))
+
+
+def read_config(data: Any, where: str, vectors: Mapping[str, Vector]) -> ProgramConfig:
+    """As ``load_config``, of what a stranger sent: no path is followed, nobody's code imported.
+
+    Args:
+        data: what the JSON of a config says; its ``type``s must be built in.
+        where: what errors call it.
+        vectors: by the names that the config has in place of files.
+    """
+
+    def named(value: str | VectorFile) -> Vector:
+        if not isinstance(value, str) or value not in vectors:
+            given = value if isinstance(value, str) else value.file
+            sent = ", ".join(sorted(vectors)) or "none"
+            raise ProbeError(f"there is no tensor {given!r} among those sent ({sent}).")
+        return vectors[value]
+
+    return _checked(data, where, [tuple(built_in_names(group)) for group in GROUPS], named)
+
+
+def _checked(
+    data: Any,
+    where: str,
+    known: Sequence[tuple[str, ...]],
+    vector: Callable[[str | VectorFile], Vector],
+) -> ProgramConfig:
     try:
-        checked: Any = schema(*(_named(data, group) for group in GROUPS)).model_validate(data)
+        checked: Any = schema(*known).model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(path, error)) from None
+        raise ConfigError(_explain(where, error)) from None
     except ProbeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
     attention: list[AttentionTemplate] = []
     probes: list[Any] = []
     for i, entry in enumerate(checked.probes):
-        made = _make("probes", entry, path, f"probes[{i}]")
+        made = _make("probes", entry, where, f"probes[{i}]", vector)
         (attention if isinstance(made, AttentionTemplate) else probes).append(made)
     if len(attention) > 1:
-        raise ConfigError(f"{path}: probes: one attention probe at most, not {len(attention)}.")
+        raise ConfigError(f"{where}: probes: one attention probe at most, not {len(attention)}.")
     interventions = [
-        _make("interventions", entry, path, f"interventions[{i}]")
+        _make("interventions", entry, where, f"interventions[{i}]", vector)
         for i, entry in enumerate(checked.interventions)
     ]
     analyzer = None
     if checked.analyzer is not None:
-        analyzer = _make("analyzers", checked.analyzer, path, "analyzer")
+        analyzer = _make("analyzers", checked.analyzer, where, "analyzer", vector)
     return ProgramConfig(
         checked.model,
         checked.revision,
@@ -222,7 +251,13 @@ def _read(path: Path) -> Any:
     raise ConfigError(f"{path}: a config ends in .yaml, .yml or .json.")
 
 
-def _make(group: Group, entry: BaseModel, path: Path, key: str) -> Any:
+def _make(
+    group: Group,
+    entry: BaseModel,
+    where: str,
+    key: str,
+    vector: Callable[[str | VectorFile], Vector],
+) -> Any:
     values: dict[str, Any] = {}
     for name in type(entry).model_fields:
         if name != "type":
@@ -231,39 +266,37 @@ def _make(group: Group, entry: BaseModel, path: Path, key: str) -> Any:
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         if _holds_vector(hints[name]) and value is not None:
-            values[name] = _vector(value, path, f"{key}.{name}")
+            try:
+                values[name] = vector(value)
+            except ProbeError as error:
+                raise ConfigError(f"{where}: {key}.{name}: {error}") from error
         elif isinstance(value, list):
             values[name] = tuple(value)
     try:
         return kind(**values)
     except ProbeError as error:
-        raise ConfigError(f"{path}: {key}: {error}") from error
+        raise ConfigError(f"{where}: {key}: {error}") from error
     except Exception as error:  # another package's code may raise anything
-        raise ConfigError(f"{path}: {key}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{where}: {key}: {type(error).__name__}: {error}") from error
 
 
 def _holds_vector(hint: Any) -> bool:
     return hint is Vector or Vector in typing.get_args(hint)
 
 
-def _vector(value: str | VectorFile, path: Path, key: str) -> Vector:
+def _from_file(value: str | VectorFile, folder: Path) -> Vector:
     wanted = VectorFile(file=value, name=None) if isinstance(value, str) else value
-    file = path.parent / wanted.file
+    file = folder / wanted.file
     if file.suffix != ".safetensors":
-        raise ConfigError(
-            f"{path}: {key}: vectors are read from .safetensors files only, not {wanted.file!r}."
-        )
-    try:
-        return Vector.load(file, wanted.name)
-    except ProbeError as error:
-        raise ConfigError(f"{path}: {key}: {error}") from error
+        raise ProbeError(f"vectors are read from .safetensors files only, not {wanted.file!r}.")
+    return Vector.load(file, wanted.name)
 
 
-def _explain(path: Path, error: ValidationError) -> str:
+def _explain(where: str, error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         key = _key(problem["loc"])
-        lines.append(f"{path}: {key or 'the whole file'}: {_message(problem)}")
+        lines.append(f"{where}: {key or 'the whole file'}: {_message(problem)}")
     return "\n".join(dict.fromkeys(lines))
 
 

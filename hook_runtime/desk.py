@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .analyzers import Analyzer, Reading
+from .config import ProgramConfig, load_config
 from .errors import ProbeError
 from .programs import ModelShape, Program
 from .templates import AttentionTemplate
@@ -182,16 +183,14 @@ def _size(reading: Reading) -> int:
 
 
 def plan_of(what: Any, shape: ModelShape) -> Plan:
-    """A `Program`, or the path of a config, as a plan; ProbeError where the model lacks something.
+    """A `Program`, a config or its path, as a plan; ProbeError where the model lacks something.
 
     A config's model is not compared with the one that runs: it may be known by another path.
     """
     if isinstance(what, Program):
         plan = Plan(what)
-    elif isinstance(what, str | Path):
-        from .config import load_config
-
-        found = load_config(what)
+    elif isinstance(what, str | Path | ProgramConfig):
+        found = what if isinstance(what, ProgramConfig) else load_config(what)
         empty = not (found.program.probes or found.program.interventions)
         plan = Plan(None if empty else found.program, found.attention, found.analyzer)
     else:
@@ -214,8 +213,6 @@ def configured(
         if model is None:
             raise ProbeError("no model was named: give one, or a config that does.")
         return model, bool(programs)
-    from .config import load_config
-
     found = load_config(config)
     if model is None and found.revision is not None:
         engine.setdefault("revision", found.revision)

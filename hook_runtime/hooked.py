@@ -44,6 +44,17 @@ class Hooked:
         """What the heads held take on all workers, beside the KV cache's ``kv_bytes``."""
         return self._session.shadow_bytes
 
+    @property
+    def cache_salt(self) -> str:
+        """vLLM's ``cache_salt`` of the captures of named heads that are made now.
+
+        Captures have a prefix cache of their own, in which every block has been captured; an
+        ordinary request finds what they computed if it carries this salt. What it computes itself
+        is not captured: a capture that meets it there computes its own prompt again. Changes when
+        the heads held change.
+        """
+        return self._session.salt
+
     def _install(
         self,
         vllm_config: Any,

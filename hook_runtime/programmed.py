@@ -9,6 +9,7 @@ from typing import Any
 
 from .analyzers import Analyzer, Reading
 from .conductor import Conductor, Run, states_of
+from .config import ProgramConfig
 from .desk import Desk, ProgramInfo, plan_of
 from .exchange import one_token
 from .hooked import Call, Hooked, Steps
@@ -96,7 +97,9 @@ class Programmed(Hooked):
                 self._conductor = Conductor(shape, answers, self._max_capture_bytes)
         return self._conductor
 
-    def _loaded(self, name: str, what: Program | str | Path, default: bool) -> Steps:
+    def _loaded(
+        self, name: str, what: Program | ProgramConfig | str | Path, default: bool
+    ) -> Steps:
         conductor = yield from self._opened()
         plan = plan_of(what, conductor.shape)
         if plan.program is not None:

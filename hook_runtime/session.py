@@ -179,6 +179,11 @@ class Session:
 
     # ------------------------------------------------------------ there and back
 
+    @property
+    def salt(self) -> str:
+        """Cache salt of the captures of named heads, without an adapter, that are made now."""
+        return f"hook_runtime/{self._generation}"
+
     def submission(self, ask: Ask, *, fresh: bool = False) -> Submission:
         """Captures have a prefix cache of their own, in which every block has been captured.
 
@@ -187,7 +192,7 @@ class Session:
         request, params, adapter, run = ask
         capture_id = str(next(self._ids))
         everything = request.probe.heads == "all"
-        salt = "hook_runtime/all" if everything else f"hook_runtime/{self._generation}"
+        salt = "hook_runtime/all" if everything else self.salt
         if adapter is not None:  # vLLM tells adapters apart by name and path, workers by number
             salt = f"{salt}/adapter {adapter.lora_int_id}"
         prompt = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .conductor import Conductor, Run
+from .config import ProgramConfig
 from .desk import DEFAULT
 from .errors import ProbeError
 from .exchange import per_prompt
@@ -31,13 +32,13 @@ class SyncPrograms(Programmed):
     # ------------------------------------------------------------ the public side
 
     def load_program(
-        self, name: str, program: Program | str | Path, *, default: bool = False
+        self, name: str, program: Program | ProgramConfig | str | Path, *, default: bool = False
     ) -> None:
         """Have a program under a name on the running engine, in place of what had it before.
 
         Args:
             name: by which requests ask for it.
-            program: a `Program`, or the path of a config.
+            program: a `Program`, a `ProgramConfig`, or the path of one.
             default: requests of ``generate``, ``chat`` and ``perform`` that name no program run
                 it; those of ``probe`` and ``capture`` never run one.
 

@@ -71,6 +71,18 @@ class Vector:
             raise ProbeError(f"{path} holds the tensors {names}, and {given}.")
         return cls(found[name])
 
+    @classmethod
+    def load_all(cls, content: bytes) -> dict[str, Vector]:
+        """Every tensor of the content of a safetensors file, by name; ProbeError if it is none."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            found = load(content)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise ProbeError(f"this is not the content of a safetensors file: {error}.") from error
+        return {name: cls(tensor) for name, tensor in found.items()}
+
     @property
     def width(self) -> int:
         """Numbers a layer: the model's hidden size."""

@@ -65,6 +65,24 @@ def serve(
     distributed_executor_backend: Annotated[
         str | None, typer.Option(help="vLLM's, such as mp or ray.")
     ] = None,
+    openai: Annotated[
+        bool,
+        typer.Option(
+            "--openai",
+            help="Answer /v1/chat/completions, /v1/completions and /v1/models too. Loads all "
+            "layers, which makes ranking slower where the heads need only the first ones.",
+        ),
+    ] = False,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Tokens, one a line; any one lets programs be loaded (/v1/programs). "
+            "Needs --openai.",
+        ),
+    ] = None,
     max_documents: Annotated[
         int, typer.Option(min=1, help="Documents of one request.")
     ] = _DEFAULTS.max_documents,
@@ -88,6 +106,8 @@ def serve(
 ) -> None:
     """Answer rerank requests over HTTP, as Cohere, Jina, TEI and vLLM do.
 
+    With --openai the same engine generates too, for OpenAI's clients.
+
     Ends with 0 after SIGTERM or Ctrl-C once the requests it took are answered, and with 3 when the
     engine is gone.
     """
@@ -101,6 +121,8 @@ def serve(
             max_waiting=max_waiting,
             timeout_s=timeout,
             drain_s=drain,
+            openai=openai,
+            admin_tokens=_read_keys(admin_token_file),
         )
         check_binding(host, settings, allow_unauthenticated)
         options = _given(
@@ -111,6 +133,12 @@ def serve(
             dtype=dtype.value if dtype else None,
             max_model_len=max_model_len,
         )
+        if openai and backend is not Backend.VLLM:
+            raise CommandError("--openai needs vLLM: leave it out, or use --backend vllm.")
+        if openai:
+            options["layers"] = None
+        if admin_token_file is not None:
+            options["programs"] = True
         if backend is Backend.VLLM:
             options |= _given(
                 tensor_parallel_size=tensor_parallel_size if tensor_parallel_size > 1 else None,
@@ -176,7 +204,7 @@ def _read_keys(file: Path | None) -> tuple[str, ...]:
     keys = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     keys = tuple(key for key in keys if key)
     if not keys:
-        raise CommandError(f"{file} holds no API key: write one a line.")
+        raise CommandError(f"{file} holds no key: write one a line.")
     return keys
 
 

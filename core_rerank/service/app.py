@@ -13,9 +13,11 @@ from core_rerank import __version__
 
 from .gate import Gate
 from .metrics import Metrics
+from .openai import generating_backend, openai_routes
 from .operations import operations_router
 from .page import page_router
 from .problems import install
+from .programs import programs_router
 from .routes import RankRoutes
 from .settings import ServiceSettings
 from .workload import Workload
@@ -74,5 +76,9 @@ def create_app(
     app.include_router(RankRoutes(workload, settings).router)
     app.include_router(operations_router(workload, settings, metrics))
     app.include_router(page_router())
+    if settings.openai:
+        app.router.routes.extend(openai_routes(workload, settings))
+    if settings.admin_tokens:
+        app.include_router(programs_router(generating_backend(reranker), settings))
     app.add_middleware(Gate, settings=settings, metrics=metrics, allowed_hosts=allowed_hosts)
     return app

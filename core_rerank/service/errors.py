@@ -48,6 +48,13 @@ class UnknownModel(ServiceError):
     error_type = "Validation"
 
 
+class UnknownProgram(ServiceError):
+    """The request names a program that is not loaded."""
+
+    status = 404
+    error_type = "Validation"
+
+
 class TooLarge(ServiceError):
     """A limit is exceeded; the message names it."""
 

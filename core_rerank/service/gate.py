@@ -71,12 +71,12 @@ class Gate:
             self._check_length(headers)
             await self._app(scope, self._bounded(receive), with_id)
         except ServiceError as error:
-            await answer(error, request_id)(scope, receive, with_id)
+            await answer(error, request_id, scope["path"])(scope, receive, with_id)
         except Exception as error:  # the boundary: nothing above may show or log its message
             log_failure(request_id, error)
             if not status:
                 told = InferenceFailed("an internal error; the log has it under this id.")
-                await answer(told, request_id)(scope, receive, with_id)
+                await answer(told, request_id, scope["path"])(scope, receive, with_id)
         finally:
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "other")

@@ -55,6 +55,7 @@ def operations_router(workload: Workload, settings: ServiceSettings, metrics: Me
             "max_body_bytes": settings.max_body_bytes,
             "timeout_s": settings.timeout_s,
             "auto_truncate": True,
+            "openai": settings.openai,
         }
 
     @router.get("/metrics")

@@ -12,12 +12,15 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from .errors import BadRequest, Invalid, NotJSON, ServiceError
-from .responses import Problem
+from .responses import OpenAIProblem, Problem
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
 
 log = logging.getLogger("core_rerank.service")
+
+OPENAI_PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/models"}
+"""Their clients read errors in a form of their own."""
 
 
 class Refused(HTTPException):
@@ -28,17 +31,23 @@ class Refused(HTTPException):
         self.error = error
 
 
-def answer(error: ServiceError, request_id: str) -> JSONResponse:
-    """The answer to a request that failed with ``error``."""
+def answer(error: ServiceError, request_id: str, path: str) -> JSONResponse:
+    """The answer to a request of ``path`` that failed with ``error``."""
     message = error.message
-    body = Problem(
-        id=request_id,
-        message=message,
-        detail=message,
-        error=message,
-        error_type=error.error_type,
-        field=error.field,
-    )
+    if path in OPENAI_PATHS:
+        told = OpenAIProblem.Told(
+            message=message, type=error.error_type, param=error.field, code=error.status
+        )
+        body = OpenAIProblem(id=request_id, error=told)
+    else:
+        body = Problem(
+            id=request_id,
+            message=message,
+            detail=message,
+            error=message,
+            error_type=error.error_type,
+            field=error.field,
+        )
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
@@ -51,19 +60,19 @@ def install(app: FastAPI) -> None:
     """Handle the errors of ``app``'s routes that are foreseen; `Gate` has the others."""
 
     def service_error(request: Request, error: Any) -> JSONResponse:
-        return answer(error, request.state.request_id)
+        return answer(error, request.state.request_id, request.url.path)
 
     def invalid(request: Request, error: Any) -> JSONResponse:
         told = _validation(error) if _says_json(request) else _not_json(request)
-        return answer(told, request.state.request_id)
+        return answer(told, request.state.request_id, request.url.path)
 
     def http_error(request: Request, error: Any) -> JSONResponse:
         if isinstance(error, Refused):
-            return answer(error.error, request.state.request_id)
+            return answer(error.error, request.state.request_id, request.url.path)
         told = ServiceError(str(error.detail))
         told.status = error.status_code
         told.error_type = "Validation"
-        response = answer(told, request.state.request_id)
+        response = answer(told, request.state.request_id, request.url.path)
         response.headers.update(error.headers or {})
         return response
 

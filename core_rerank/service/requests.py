@@ -127,12 +127,13 @@ class TEIRequest(_Body):
 
 
 class ExplainRequest(_Body):
-    """``POST /v1/explain``: a ranking with what every token earned."""
+    """``POST /v1/explain``: a ranking with what every token earned, ``by_head`` too if asked."""
 
     documents: list[DocumentIn]
     model: Text | None = None
     top_n: TopN | None = None
     max_tokens_per_doc: Annotated[StrictInt, Field(ge=1)] | None = None
+    by_head: StrictBool = False
 
 
 class ScoreRequest(_Fields):

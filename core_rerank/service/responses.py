@@ -109,6 +109,21 @@ class Problem(BaseModel):
     field: str | None = None
 
 
+class OpenAIProblem(BaseModel):
+    """An error as OpenAI's clients read it."""
+
+    class Told(BaseModel):
+        """What they read."""
+
+        message: str
+        type: str
+        param: str | None = None
+        code: int
+
+    id: str
+    error: Told
+
+
 def relevance(score: float, raw: bool = False) -> float:
     """``score`` as it is, or its logistic function: above 0.5 where the sum is above 0."""
     if raw:

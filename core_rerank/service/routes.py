@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from core_rerank.types import Document, Ranking
 
 from . import responses
+from .callers import gone, timeout_s
 from .errors import (
     BadRequest,
     EmptyRequest,
@@ -37,6 +37,7 @@ from .responses import CohereV2Response, Problem, RerankResponse, ScoreResponse,
 from .settings import ServiceSettings
 from .workload import RankTask, Workload
 
+MAX_HEAD_NUMBERS = 1_000_000
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem} for status in (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
@@ -130,9 +131,12 @@ class RankRoutes:
         self._check_model(body.model)
         documents = titled(body.documents)
         self._check_count(documents, "documents", Invalid)
+        if body.by_head:
+            self._check_head_numbers(len(documents), body.max_tokens_per_doc)
+        explain = "heads" if body.by_head else True
         (ranking,) = await self._run(
             request,
-            [RankTask(body.query, documents, body.top_n, True, body.max_tokens_per_doc)],
+            [RankTask(body.query, documents, body.top_n, explain, body.max_tokens_per_doc)],
             body.priority,
         )
         # Long lists of tokens: written in a thread, or other requests would wait for it.
@@ -144,25 +148,10 @@ class RankRoutes:
     ) -> list[Ranking]:
         return await self._workload.run(
             tasks,
-            timeout_s=self._timeout_s(request),
-            client_gone=partial(_gone, request),
+            timeout_s=timeout_s(request, self._settings),
+            client_gone=partial(gone, request.receive),
             priority=priority,
         )
-
-    def _timeout_s(self, request: Request) -> float:
-        """The service's limit, or less where the header ``X-Request-Timeout`` says so."""
-        given = request.headers.get("x-request-timeout")
-        if given is None:
-            return self._settings.timeout_s
-        try:
-            seconds = float(given)
-        except ValueError:
-            seconds = math.nan
-        if not seconds > 0:
-            raise Invalid(
-                "X-Request-Timeout must be a number of seconds above 0.", field="X-Request-Timeout"
-            )
-        return min(seconds, self._settings.timeout_s)
 
     def _check_model(self, model: str | None) -> None:
         reranker = self._workload.reranker
@@ -187,17 +176,25 @@ class RankRoutes:
                 field=field,
             )
 
+    def _check_head_numbers(self, documents: int, tokens: int | None) -> None:
+        """One number a head and token makes long answers: there may be so many of them."""
+        reranker = self._workload.reranker
+        model = reranker.model
+        heads = len(reranker.heads or ()) or model.layers_kept * model.num_heads
+        longest = min(tokens or reranker.max_tokens_per_doc, reranker.max_tokens_per_doc)
+        if documents * heads * longest > MAX_HEAD_NUMBERS:
+            raise TooLarge(
+                f"by_head: {heads} heads for {documents} documents of up to {longest} tokens are "
+                f"more than {MAX_HEAD_NUMBERS} numbers, which is the limit: send fewer documents "
+                "or a smaller max_tokens_per_doc.",
+                field="by_head",
+            )
+
     def _told(self, body: CohereV2Request) -> list[str]:
         limit = self._workload.reranker.max_tokens_per_doc
         if body.max_tokens_per_doc is None or body.max_tokens_per_doc <= limit:
             return []
         return [f"max_tokens_per_doc is at most {limit} here"]
-
-
-async def _gone(request: Request) -> None:
-    """Done when the caller closes the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _explained_json(ranking: Ranking, request_id: str) -> str:

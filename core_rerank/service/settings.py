@@ -23,6 +23,9 @@ class ServiceSettings:
         timeout_s: longest time a request may take, its waiting included.
         drain_s: time that requests get to end when the service is stopped, before they are
             answered 503; what runs in a thread is waited for.
+        openai: answer ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` too.
+        admin_tokens: any one of them lets programs be loaded (``/v1/programs``); none means that
+            there are no such routes. Needs ``openai``.
     """
 
     served_names: tuple[str, ...] = ()
@@ -33,6 +36,8 @@ class ServiceSettings:
     max_waiting: int = 256
     timeout_s: float = 60.0
     drain_s: float = 30.0
+    openai: bool = False
+    admin_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_documents", "max_body_bytes", "max_running", "max_waiting"):
@@ -48,12 +53,18 @@ class ServiceSettings:
                 raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}.")
         if any(not key.strip() or not key.isascii() for key in self.api_keys):
             raise ValueError("an API key is blank or not ASCII: headers cannot hold it.")
+        if any(len(token) < 16 or not token.isascii() for token in self.admin_tokens):
+            raise ValueError("an admin token must have at least 16 characters, all of them ASCII.")
+        if self.admin_tokens and not self.openai:
+            raise ValueError("programs change what is generated: admin tokens need openai=True.")
 
     def __repr__(self) -> str:
+        secret = ("api_keys", "admin_tokens")
         shown = ", ".join(
-            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "api_keys"
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in secret
         )
-        return f"ServiceSettings({shown}, api_keys=<{len(self.api_keys)} keys>)"
+        hidden = ", ".join(f"{name}=<{len(getattr(self, name))} keys>" for name in secret)
+        return f"ServiceSettings({shown}, {hidden})"
 
 
 def is_loopback(host: str) -> bool:

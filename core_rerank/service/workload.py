@@ -1,4 +1,4 @@
-"""Runs rerank requests on the engine: turns, deadlines, callers that leave, an engine that dies."""
+"""Runs requests on the engine: turns, deadlines, callers that leave, an engine that dies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from core_rerank.errors import ClosedError, NotFiniteError, PromptError
 from hook_runtime.errors import EngineDeadError, HookRuntimeError
@@ -26,7 +26,9 @@ from .settings import ServiceSettings
 
 if TYPE_CHECKING:
     from core_rerank.reranker import Reranker
-    from core_rerank.types import Document, Ranking
+    from core_rerank.types import Document, Explain, Ranking
+
+T = TypeVar("T")
 
 RUNNING_SHARED = 32
 """Requests at a time in an engine whose callers share its batches; elsewhere they take turns."""
@@ -47,7 +49,7 @@ class RankTask:
     query: str
     documents: Sequence[str | Document]
     top_n: int | None = None
-    explain: bool = False
+    explain: Explain = False
     max_tokens_per_doc: int | None = None
 
 
@@ -107,10 +109,31 @@ class Workload:
         client_gone: Callable[[], Awaitable[object]],
         priority: int = 0,
     ) -> list[Ranking]:
-        """The rankings of ``tasks``, which count as one request.
+        """The rankings of ``tasks``, which count as one request; see ``run_work``.
 
-        The work is dropped when ``timeout_s`` is over, ``client_gone()`` ends, or `drop_taken` is
-        called. Of an engine whose callers take turns the task that runs then still ends.
+        Of an engine whose callers take turns the task that runs when it is dropped still ends.
+        """
+
+        async def rank(dropped: asyncio.Event) -> list[Ranking]:
+            return await self._rank_all(tasks, dropped)
+
+        return await self.run_work(
+            rank, timeout_s=timeout_s, client_gone=client_gone, priority=priority
+        )
+
+    async def run_work(
+        self,
+        do: Callable[[asyncio.Event], Awaitable[T]],
+        *,
+        timeout_s: float,
+        client_gone: Callable[[], Awaitable[object]],
+        priority: int = 0,
+        begun: asyncio.Event | None = None,
+    ) -> T:
+        """What ``do`` returns once it has had its turn; it is given what is set when it is dropped.
+
+        It is dropped when ``timeout_s`` is over, ``client_gone()`` ends, or `drop_taken` is called;
+        after ``begun`` is set, as where an answer is sent piece by piece, time has no limit.
 
         Raises:
             ServiceError: refused, too late, nobody there any more, a query that does not fit, a
@@ -119,12 +142,15 @@ class Workload:
         if self._ended is not None:
             self._count(self._ended)
             raise self._ended
-        work = asyncio.ensure_future(self._in_turn(tasks, priority))
+        work = asyncio.ensure_future(self._in_turn(do, priority))
         gone = asyncio.ensure_future(client_gone())
         stopped = asyncio.ensure_future(self._no_more_time.wait())
         everything = (work, gone, stopped)
+        first = asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait(everything, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(everything, timeout=timeout_s, return_when=first)
+            if not done and begun is not None and begun.is_set():
+                await asyncio.wait(everything, return_when=first)
             if work.done():
                 return work.result()
             if gone.done():
@@ -147,23 +173,23 @@ class Workload:
                 future.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
 
-    async def _in_turn(self, tasks: Sequence[RankTask], priority: int) -> list[Ranking]:
+    async def _in_turn(self, do: Callable[[asyncio.Event], Awaitable[T]], priority: int) -> T:
         await self._admission.enter(priority)
         started = time.perf_counter()
         dropped = asyncio.Event()
-        ranking = asyncio.ensure_future(self._rank_all(tasks, dropped))
+        working = asyncio.ensure_future(do(dropped))
 
-        def over(done: asyncio.Future[list[Ranking]]) -> None:
+        def over(done: asyncio.Future[T]) -> None:
             self._admission.leave(time.perf_counter() - started)
             if not done.cancelled():
                 done.exception()  # a caller who left does not ask for it
 
-        ranking.add_done_callback(over)
+        working.add_done_callback(over)
         if self.reranker.shares_batches:
-            return await ranking
+            return await working
         # The task in the thread cannot be stopped: it keeps its turn until it ends.
         try:
-            return await asyncio.shield(ranking)
+            return await asyncio.shield(working)
         finally:
             dropped.set()
 

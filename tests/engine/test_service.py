@@ -3,78 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
+from served import child_processes, runs, served
 from services import DOCUMENTS, QUERY
 
 pytestmark = pytest.mark.engine
 
 BODY = {"query": QUERY, "documents": DOCUMENTS, "raw_scores": True, "return_documents": False}
-
-
-@contextmanager
-def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """The command in a process of its own: (process, url, what it says on stderr)."""
-    command = [sys.executable, "-m", "core_rerank.cli", "serve", "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    said: list[str] = []
-    ready = threading.Event()
-
-    def listen() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            said.append(line)
-            if line.startswith("Serving"):
-                ready.set()
-        ready.set()
-
-    reader = threading.Thread(target=listen)
-    reader.start()
-    try:
-        assert ready.wait(300)
-        found = re.search(r"http://\S+", "".join(said))
-        assert found, said
-        yield process, found[0], said
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        reader.join(10)
-
-
-def child_processes(parent: int) -> dict[int, int]:
-    """Process ids below ``parent``, and the memory pages that each has."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == parent:
-                found[int(folder.name)] = int((folder / "statm").read_text().split()[1])
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-    return found
-
-
-def runs(pid: int) -> bool:
-    """Whether the process is there, and is not just a zombie that nobody has waited for."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def check_answers(url: str) -> None:
@@ -111,8 +51,11 @@ def test_it_answers_many_at_once_and_says_when_its_engine_is_killed() -> None:
             asked = [pool.submit(ask, number) for number in range(6)]
             time.sleep(0.5)
             os.kill(engine, signal.SIGKILL)
+            red = until_it_ends(f"{url}/ready")
             answers = [future.result() for future in asked]
         assert process.wait(60) == 3
+    assert set(red) <= {200, 503}
+    assert red == sorted(red)  # once it is red it stays so
     statuses = [a.status_code for a in answers if isinstance(a, httpx.Response)]
     assert set(statuses) <= {200, 503}
     assert 503 in statuses
@@ -124,3 +67,28 @@ def test_it_answers_many_at_once_and_says_when_its_engine_is_killed() -> None:
             break
         time.sleep(0.1)
     assert not left
+    check_a_second_start(url)
+
+
+def until_it_ends(url: str) -> list[int]:
+    """What a probe is answered from now on until nobody answers any more."""
+    answers: list[int] = []
+    for _ in range(600):
+        try:
+            answers.append(httpx.get(url, timeout=60).status_code)
+        except httpx.HTTPError:
+            return answers
+        time.sleep(0.05)
+    pytest.fail(f"the service still answers: {answers[-10:]}")
+
+
+def check_a_second_start(url: str) -> None:
+    """A supervisor starts it again at the same address, where it answers as before."""
+    port = url.rsplit(":", 1)[1]
+    with served("--max-model-len", "1024", "--port", port) as (process, again, _):
+        assert again == url
+        assert httpx.get(f"{url}/ready").status_code == 200
+        answer = httpx.post(f"{url}/v1/rerank", json=BODY, timeout=60)
+        assert {result["index"] for result in answer.json()["results"][:2]} == {1, 3}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0

@@ -120,6 +120,7 @@ def test_the_metadata_states_the_licence_and_every_extra(wheel: zipfile.ZipFile)
         "gpu",
         "llama-index",
         "plots",
+        "ray",
         "retrieval",
         "server",
         "transformers",

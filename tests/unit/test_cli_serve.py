@@ -75,12 +75,18 @@ def test_a_host_that_is_not_ours_is_said() -> None:
     [
         (["--backend", "transformers", "--data-parallel-size", "2"], "or use --backend vllm"),
         (["--max-documents", "0"], "max-documents"),
-        (["--api-key-file", "{empty}"], "holds no API key"),
+        (["--api-key-file", "{empty}"], "holds no key"),
+        (["--openai", "--backend", "transformers"], "--openai needs vLLM"),
+        (["--admin-token-file", "{short}", "--openai"], "at least 16 characters"),
+        (["--admin-token-file", "{long}"], "need openai"),
         (["--timeout", "nan"], "timeout"),
     ],
 )
 def test_wrong_options_are_named(options: list[str], told: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").write_text("\n")
-    refused = run(*(option.format(empty=tmp_path / "empty") for option in options))
+    files = {"empty": "\n", "short": "abc\n", "long": "a-long-enough-token\n"}
+    paths = {name: tmp_path / name for name in files}
+    for name, text in files.items():
+        paths[name].write_text(text)
+    refused = run(*(option.format(**paths) for option in options))
     assert refused.exit_code == 2
     assert told in refused.stderr

@@ -89,6 +89,50 @@ def test_explanations_only_on_request(make: Make) -> None:
     assert make().rerank("cat", DOCUMENTS)[0].token_scores is None
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"calibrate": False},
+        {"calibrate": False, "window": "all"},
+        {"calibrate": False, "strategy": "icr", "heads": None},
+        {"calibrate": False, "weighted": True},
+        {"calibrate": True},
+    ],
+)
+def test_each_heads_part_of_every_token(make: Make, backend: FakeBackend, how: Any) -> None:
+    if how.pop("weighted", False):
+        how["heads"] = head_set(weights=(2.0, -0.25), window=1)
+    reranker = make(**how)
+    plain = reranker.rerank("cat mat", [*DOCUMENTS, " "], explain=True)
+    ranking = reranker.rerank("cat mat", [*DOCUMENTS, " "], explain="heads")
+    scores = {d.index: d.score for d in plain}
+    assert {d.index: d.score for d in ranking} == pytest.approx(scores, rel=1e-6, abs=1e-6)
+    assert plain[0].head_scores is None
+    every = [f"{layer}-{head}" for layer in range(4) for head in range(3)]
+    names = every if how.get("strategy") == "icr" else ["1-2", "0-1"]
+    in_order = [sorted(r, key=lambda d: d.index) for r in (ranking, plain)]
+    for one, other in zip(*in_order, strict=True):
+        assert one.head_scores is not None
+        assert one.token_scores is not None
+        if one.blank:
+            assert one.head_scores == {}
+            continue
+        assert list(one.head_scores) == names
+        assert {len(scores) for scores in one.head_scores.values()} == {len(one.token_scores)}
+        sums = np.sum(list(one.head_scores.values()), axis=0)
+        expected = [token.score for token in other.token_scores or ()]
+        assert (sums.tolist() == pytest.approx(expected)) == (how["calibrate"] is False)
+    assert json.loads(json.dumps(ranking.to_dict()))["documents"][0]["head_scores"].keys() == {
+        *names
+    }
+    assert "head_scores" not in plain.to_dict()["documents"][0]
+
+
+def test_an_explanation_that_there_is_not(make: Make) -> None:
+    with pytest.raises(ValueError, match="explain must be True, False or 'heads', not 'tokens'"):
+        make().rerank("cat", DOCUMENTS, explain="tokens")
+
+
 def test_the_qr_strategy_keeps_every_token(make: Make) -> None:
     ranking = make(strategy="qr").rerank("cat", ["cat " * 30 + "dog"], explain=True)
     assert all(token.kept for token in ranking[0].token_scores or ())

@@ -156,6 +156,21 @@ def test_explain_is_the_ranking_with_its_tokens(reranker: Reranker) -> None:
     assert first["score"] == pytest.approx(kept)
 
 
+def test_explain_by_head_is_bounded(reranker: Reranker, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"query": QUERY, "documents": DOCUMENTS, "by_head": True}
+    answer = post(reranker, "/v1/explain", body)
+    expected = reranker.rerank(QUERY, DOCUMENTS, explain="heads")
+    found = [{h: tuple(s) for h, s in d["head_scores"].items()} for d in answer.json()["documents"]]
+    assert found == [item.head_scores for item in expected]
+    numbers = len(DOCUMENTS) * 2 * 512  # documents, heads, tokens
+    monkeypatch.setattr("core_rerank.service.routes.MAX_HEAD_NUMBERS", numbers - 1)
+    refused = post(reranker, "/v1/explain", body)
+    assert refused.status_code == 413
+    assert refused.json()["field"] == "by_head"
+    assert "2 heads for 4 documents of up to 512 tokens" in refused.json()["message"]
+    assert post(reranker, "/v1/explain", {**body, "max_tokens_per_doc": 100}).status_code == 200
+
+
 def test_blank_and_equal_documents_keep_their_places(reranker: Reranker) -> None:
     body = {"query": QUERY, "documents": ["", "tides", "tides", "bread"], "raw_scores": True}
     results = post(reranker, "/v1/rerank", body).json()["results"]
@@ -314,7 +329,7 @@ def test_a_body_of_another_type_is_415(reranker: Reranker, path: str, kind: str 
         ("/score", {"text_1": QUERY, "text_2": DOCUMENTS},
          ["queries", "items", "model", "use_activation", "priority"]),
         ("/v1/explain", {"query": QUERY, "documents": DOCUMENTS},
-         ["model", "top_n", "max_tokens_per_doc", "priority"]),
+         ["model", "top_n", "max_tokens_per_doc", "by_head", "priority"]),
     ],
 )  # fmt: skip
 def test_null_means_the_default(

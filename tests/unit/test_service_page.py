@@ -115,6 +115,45 @@ def test_with_the_keyboard_alone(page: Any, reranker: Reranker) -> None:
 
 
 @needs_browser
+def test_one_head_at_a_time(page: Any, reranker: Reranker) -> None:
+    fill(page, QUERY, "\n".join(DOCUMENTS))
+    page.click("#rank")
+    finished(page, 4)
+    best = reranker.rerank(QUERY, DOCUMENTS, explain="heads")[0]
+    assert best.head_scores is not None
+    heads = [str(head) for head in reranker.heads or ()]
+    options = page.eval_on_selector_all("#head option", "all => all.map(one => one.textContent)")
+    assert options == ["all heads", *(f"head {head}" for head in heads)]
+    page.click("#list summary")
+    page.wait_for_selector("#list details[open] .text i")
+    page.focus("#head")
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request.post_data_json))
+    for number, head in enumerate(heads, start=1):
+        page.keyboard.press("ArrowDown")
+        page.wait_for_function(
+            "head => document.querySelector('#list .heads b')?.textContent === head", arg=head
+        )
+        shown = page.eval_on_selector_all("#list .text i", "all => all.map(one => one.title)")
+        scores = best.head_scores[head]
+        assert [float(s.replace("\u2212", "-")) for s in shown] == pytest.approx(scores, rel=1e-3)
+        shades = page.eval_on_selector_all(
+            "#list .text i", "all => all.map(one => Number(one.style.getPropertyValue('--a')))"
+        )
+        assert max(shades) == shades[scores.index(max(scores))] == 0.9
+        assert page.input_value("#head") == head
+        assert len(asked) == 1, number  # the row is read again once, for all heads
+    assert asked[0]["documents"] == [DOCUMENTS[best.index]]
+    line = page.text_content("#list .heads")
+    for head, scores in best.head_scores.items():
+        said = re.search(rf"{head} (\S+?)(,|$)", line)
+        assert said
+        assert float(said[1].replace("\u2212", "-")) == pytest.approx(sum(scores), rel=1e-3)
+    page.keyboard.press("Home")
+    page.wait_for_function("() => !document.querySelector('#list .heads b')")
+
+
+@needs_browser
 def test_documents_are_shown_as_text_and_never_run(page: Any) -> None:
     rows = [
         {"_id": "evil", "title": "<b>T</b>", "text": "<img src=x onerror=alert(1)> tides"},
@@ -252,9 +291,13 @@ def test_it_is_readable_in_both_schemes(page: Any, scheme: str) -> None:
     fill(page, QUERY, "tides")
     page.click("#rank")
     finished(page, 1)
+    page.click("#list summary")
+    page.select_option("#head", index=1)
+    page.wait_for_selector("#list .heads b")
     body = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (luminance(body) < 0.1) == (scheme == "dark")
-    for selector in ("h1", "#model", "#rank", "#download", "#documents-help", ".name", "#status"):
+    texts = ("h1", "#model", "#rank", "#download", "#documents-help", ".name", "#status")
+    for selector in (*texts, "#head", "#head-help", ".heads", ".heads b"):
         ink, back = page.evaluate(
             """selector => {
               let one = document.querySelector(selector); const ink = getComputedStyle(one).color;

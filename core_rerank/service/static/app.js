@@ -1,5 +1,5 @@
 // The page of `core-rerank serve`: ranks what is pasted and shows which tokens earned each score.
-import { parseDocuments, piecesOf, shortScore, snippet } from "/ui/parts.js";
+import { headSums, ofHead, parseDocuments, piecesOf, shortScore, snippet } from "/ui/parts.js";
 
 const CHUNK = 25; // documents of one request, where documents do not share a prompt
 const AT_ONCE = 2; // such requests at a time
@@ -55,6 +55,9 @@ async function learn() {
   info = await ask("/info");
   const prompt = info.window === "all" ? "all documents in one prompt" : `${info.window} in a prompt`;
   $("model").textContent = `${info.model_id} · ${info.strategy} · ${prompt} · ${info.backend}`;
+  const names = ["all heads", ...(info.heads || []).map((head) => `head ${head}`)];
+  $("head").replaceChildren(...names.map((name, i) => new Option(name, i ? info.heads[i - 1] : "")));
+  $("by-head").hidden = !info.heads;
 }
 
 function countDocuments() {
@@ -107,6 +110,19 @@ async function rankChunks(mine) {
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
+}
+
+// What each head gives the tokens of an item; asked for when somebody wants to see it.
+async function readByHead(mine, item) {
+  if (item.head_scores) return;
+  const alone = info.window === 1; // a document's scores do not depend on the others
+  const wanted = alone ? [item.index] : mine.documents.map((_, i) => i);
+  const documents = wanted.map((i) => mine.documents[i]).map(({ text, title }) => (title ? { text, title } : text));
+  const answer = await ask("/v1/explain", { query: mine.query, documents, by_head: true }, mine.stop.signal);
+  for (const found of answer.documents) {
+    const known = mine.items.find(({ index }) => index === wanted[found.index]);
+    if (known) known.head_scores = found.head_scores;
+  }
 }
 
 function drawSoon(mine) {
@@ -164,12 +180,27 @@ function makeRow(mine, item) {
   summary.append(place, name, track, element("span", "score", shortScore(item.score)));
   details.append(summary);
   // A row's text is made when it is opened: thousands of tokens would take long to lay out.
-  details.addEventListener("toggle", () => {
+  const redraw = async () => {
+    const head = $("head").value;
+    if (details.open && head) await readByHead(mine, item);
+    if (head !== $("head").value) return; // another one was chosen meanwhile
     while (details.children.length > 1) details.lastChild.remove();
-    if (details.open) details.append(...heatMap(item, mine.peak));
-  });
+    if (!details.open) return;
+    const seen = head ? ofHead(item, head) : item;
+    const peak = head ? seen.token_scores.reduce((most, t) => Math.max(most, Math.abs(t.score)), 0) : mine.peak;
+    details.append(...heatMap(seen, peak), ...(item.head_scores ? [headLine(item, head)] : []));
+  };
+  details.addEventListener("toggle", guarded(redraw));
   li.append(details);
-  return { li, place, fill };
+  return { li, place, fill, redraw, details };
+}
+
+function headLine(item, chosen) {
+  const line = element("p", "heads", "By head: ");
+  headSums(item).forEach(([head, sum], i) => {
+    line.append(i ? ", " : "", element(head === chosen ? "b" : "span", "", head), ` ${shortScore(sum)}`);
+  });
+  return line;
 }
 
 function heatMap(item, peak) {
@@ -228,7 +259,7 @@ async function copy() {
 
 function download() {
   const { query, model, strategy, items } = run;
-  const documents = items.map(({ peak, ...item }) => item);
+  const documents = items.map(({ peak, head_scores, ...item }) => item);
   const text = JSON.stringify({ query, model, strategy, documents }, null, 1);
   const link = element("a");
   link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
@@ -264,6 +295,9 @@ $("example").addEventListener("click", () => {
   [$("query").value, $("documents").value] = [EXAMPLE[0], EXAMPLE[1].join("\n")];
   countDocuments();
 });
+$("head").addEventListener("change", guarded(async () => {
+  for (const { details, redraw } of run?.rows.values() ?? []) if (details.open) await redraw();
+}));
 $("stop").addEventListener("click", () => run?.stop.abort());
 $("as-curl").addEventListener("click", guarded(() => show("curl")));
 $("as-python").addEventListener("click", guarded(() => show("python")));

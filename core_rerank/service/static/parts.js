@@ -54,6 +54,19 @@ export function piecesOf(item) {
   return { pieces, unread: text.slice(read).join("") };
 }
 
+// The item with the scores of one head in place of those of all; none of its tokens are left out.
+export function ofHead(item, head) {
+  const scores = item.head_scores?.[head] ?? [];
+  const token_scores = (item.token_scores || []).map((token, i) => ({ ...token, score: scores[i] ?? 0, kept: true }));
+  return { ...item, token_scores };
+}
+
+// Each head with what it gives the whole document, the most telling first.
+export function headSums(item) {
+  const sums = Object.entries(item.head_scores || {}).map(([head, scores]) => [head, scores.reduce((a, b) => a + b, 0)]);
+  return sums.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
+}
+
 // Four significant digits, with a true minus sign.
 export function shortScore(score) {
   const text = Math.abs(score) >= 1e-4 || score === 0 ? Number(score.toPrecision(4)).toString() : score.toExponential(2);
