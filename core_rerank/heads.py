@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,6 +16,7 @@ from hook_runtime.errors import ProbeError
 from hook_runtime.specs import Head, ModelInfo
 
 from .errors import HeadSetError
+from .files import write_atomically
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -101,14 +101,8 @@ class HeadSet:
         """Write the head set, replacing ``path`` in one step; leaves out keys at their default."""
         import yaml
 
-        path = Path(path)
         text = yaml.safe_dump(self._plain(), sort_keys=False, allow_unicode=True, width=99)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(Path(path), text)
 
     def is_for(self, model_id: str) -> bool:
         """Whether ``model_id`` names this set's model (upper and lower case are the same)."""
