@@ -18,7 +18,7 @@ from .injection_finding import (
     find_heads,
     held_out_scores,
 )
-from .injection_heads import InjectionHeads
+from .injection_heads import InjectionHeads, Task
 from .injection_measuring import InjectionAttention
 from .injection_scoring import threshold_for
 
@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InjectionSelection:
-    """How to choose (see ``find_heads``); ``fpr`` is what the threshold aims at."""
+    """How to choose (see ``find_heads``); ``fpr`` is what the threshold aims at.
+
+    ``task`` is what the attention was measured for.
+    """
 
     method: Method = "k-sigma"
     count: int = DEFAULT_HEADS
     k: float = DEFAULT_K
     max_layers: int | None = None
     fpr: float = 0.01
+    task: Task = "instruction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ def choose_injection_heads(
         intercept=found.intercept,
         threshold=threshold_for(calm, selection.fpr),
         method=found.method,
+        task=selection.task,
         instruction=data[0].measurement.instruction,
         data=" + ".join(a.measurement.data for a in data),
         source="found by core-rerank detect-heads --task injection",

@@ -55,6 +55,9 @@ class RankedDocument:
         truncated: the model read only the document's beginning.
         blank: the document had no text; it ranks last.
         token_scores: per token, when ``explain=True``.
+        injection: with ``screen``, how suspicious the document is of holding orders for the
+            model, in [0, 1]; None without, and for blank documents.
+        flagged: ``injection`` lies above the threshold.
     """
 
     index: int
@@ -65,13 +68,16 @@ class RankedDocument:
     truncated: bool = False
     blank: bool = False
     token_scores: tuple[TokenScore, ...] | None = None
+    injection: float | None = None
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking(Sequence[RankedDocument]):
     """Documents from best to worst; an immutable sequence.
 
-    ``prompt_tokens`` counts the tokens of the prompts that asked the query.
+    ``prompt_tokens`` counts the tokens of the prompts that asked the query; ``dropped`` are the
+    documents, by place in the caller's list, that ``screen="drop"`` left out.
     """
 
     query: str
@@ -79,6 +85,7 @@ class Ranking(Sequence[RankedDocument]):
     model: str
     strategy: str
     prompt_tokens: int = field(default=0, compare=False)
+    dropped: tuple[int, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> RankedDocument: ...
@@ -98,13 +105,15 @@ class Ranking(Sequence[RankedDocument]):
 
         In metadata, mappings become dicts with string keys, other collections lists, numpy
         scalars and arrays plain numbers and lists; anything else, NaN and infinity included, is
-        written as ``str`` writes it.
+        written as ``str`` writes it. ``injection``, ``flagged`` and ``dropped`` are there where
+        documents were screened, or dropped.
         """
         return {
             "query": self.query,
             "model": self.model,
             "strategy": self.strategy,
             "documents": [_ranked_dict(document) for document in self.documents],
+            **({"dropped": list(self.dropped)} if self.dropped else {}),
         }
 
     def to_html(self) -> str:
@@ -116,6 +125,7 @@ class Ranking(Sequence[RankedDocument]):
 
 def _ranked_dict(item: RankedDocument) -> dict[str, Any]:
     tokens = item.token_scores
+    screened = {"injection": item.injection, "flagged": item.flagged}
     return {
         "rank": item.rank,
         "index": item.index,
@@ -127,6 +137,7 @@ def _ranked_dict(item: RankedDocument) -> dict[str, Any]:
         "truncated": item.truncated,
         "blank": item.blank,
         "token_scores": None if tokens is None else [_token_dict(token) for token in tokens],
+        **(screened if item.injection is not None else {}),
     }
 
 
