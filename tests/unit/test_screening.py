@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_backend import FakeBackend, Make, shared_tokens
+from typer.testing import CliRunner
 
 from core_rerank import Head, InjectionHeads, Ranking
+from core_rerank.cli import app
 from core_rerank.errors import HeadSetError, NotFiniteError
 from core_rerank.screening import document_masses
 from hook_runtime.specs import Capture, CaptureRequest
@@ -160,3 +165,44 @@ def test_other_strategies_screen_too(make: Make, calibrate: bool) -> None:
         heads=None, strategy="icr", calibrate=calibrate, screen=True, screen_heads=heads()
     ).rerank("cat", DOCUMENTS)
     assert [d.index for d in ranking if d.flagged] == [1]
+
+
+@pytest.fixture
+def command(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Callable[..., Any], list[Any]]:
+    """``rerank`` of the documents on the fake backend, and the options it started with."""
+    started: list[Any] = []
+
+    @contextmanager
+    def running(_model: str, _backend: str, options: Any, _verbose: bool) -> Iterator[Any]:
+        started.append(options)
+        kept = {name: options[name] for name in ("screen", "screen_heads") if name in options}
+        yield make(**kept)
+
+    monkeypatch.setattr("core_rerank.commands.rerank.running", running)
+    heads().to_yaml(tmp_path / "screen.yaml")
+    (tmp_path / "documents.txt").write_text("\n".join(d for d in DOCUMENTS if d))
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    return lambda *more: run(app, ["rerank", "cat", "documents.txt", *more]), started
+
+
+def test_command(command: tuple[Callable[..., Any], list[Any]]) -> None:
+    run, started = command
+    screen = ["--screen", "--screen-heads", "screen.yaml"]
+    flagged = run(*screen)
+    assert flagged.exit_code == 0, flagged.stderr
+    assert started[-1]["screen"] == "flag"
+    (line,) = [line for line in flagged.stdout.splitlines() if "flagged" in line]
+    assert "bark" in line
+    assert "Injection" in flagged.stdout
+    dropped = run(*screen, "--drop", "--json")
+    found = json.loads(dropped.stdout)
+    assert found["dropped"] == [1]
+    assert len(found["documents"]) == 2
+    assert "1 suspicious documents were left out" in dropped.stderr
+    assert "Injection" not in run().stdout
+    refused = run("--drop")
+    assert refused.exit_code == 2
+    assert "with --screen only" in refused.stderr
