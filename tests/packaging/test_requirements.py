@@ -77,7 +77,18 @@ def test_every_line_of_the_lock_is_an_exact_version(engine: str) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    ["bm25", "retrieval", "eval", "server", "llama-index", "langchain", "haystack", "all", "dev"],
+    [
+        "bm25",
+        "retrieval",
+        "eval",
+        "injection",
+        "server",
+        "llama-index",
+        "langchain",
+        "haystack",
+        "all",
+        "dev",
+    ],
 )
 def test_every_extra_is_installed_as_declared(extra: str) -> None:
     check_installed(installed_engine(), extra)

@@ -206,3 +206,13 @@ def test_command(command: tuple[Callable[..., Any], list[Any]]) -> None:
     refused = run("--drop")
     assert refused.exit_code == 2
     assert "with --screen only" in refused.stderr
+
+
+def test_a_cross_encoder_scores_every_pair_so_nothing_may_be_dropped(make: Make) -> None:
+    from core_rerank.integrations.cross_encoder import CoreCrossEncoder
+
+    with pytest.raises(ValueError, match="screen='flag'"):
+        CoreCrossEncoder(make(screen="drop", screen_heads=heads()))
+    screened = CoreCrossEncoder(make(screen="flag", screen_heads=heads()))
+    plain_scores = CoreCrossEncoder(make()).predict([("cat", d) for d in DOCUMENTS])
+    assert list(screened.predict([("cat", d) for d in DOCUMENTS])) == list(plain_scores)
