@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hook_runtime.backend import CaptureBackend
 
 FORMAT = "core-rerank injection attention 1"
-BATCH = 32
+BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,11 @@ def measure_injection(
             versions=package_versions(),
         ),
     )
+
+
+def measuring_options(backend: str) -> dict[str, Any]:
+    """Engine options for measuring: exact numbers, and on vLLM no compiling for a single pass."""
+    return {"dtype": "float32", **({} if backend == "transformers" else {"enforce_eager": True})}
 
 
 def data_hash(texts: Sequence[LabelledText]) -> str:

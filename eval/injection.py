@@ -30,7 +30,12 @@ from core_rerank.injection_finding import (
     find_heads,
     held_out_scores,
 )
-from core_rerank.injection_measuring import InjectionAttention, data_hash, measure_injection
+from core_rerank.injection_measuring import (
+    InjectionAttention,
+    data_hash,
+    measure_injection,
+    measuring_options,
+)
 from core_rerank.injection_scoring import threshold_for
 
 from .files import make_folder, write_whole
@@ -261,7 +266,8 @@ def _attention(
     if missing:
         make_folder(given.store)
         resolved = name_model(given.model, given.backend)
-        opened = open_backend(given.backend, resolved, None, {"dtype": "float32"})
+        options = measuring_options(given.backend)
+        opened = open_backend(given.backend, resolved, None, options)
         try:
             for file, place in missing:
                 with counting(file.name) as on_progress:

@@ -18,12 +18,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core_rerank.injection_choice import InjectionSelection, choose_injection_heads
 from core_rerank.injection_finding import METHODS
 from core_rerank.injection_heads import InjectionHeads
-from core_rerank.injection_measuring import InjectionAttention, InjectionMeasurement
+from core_rerank.injection_measuring import (
+    InjectionAttention,
+    InjectionMeasurement,
+    measuring_options,
+)
 from core_rerank.labelled_queries import load_labelled_queries
 from core_rerank.prompt import DEFAULT_MAX_TOKENS_PER_DOC, PromptBuilder
 from core_rerank.screening import document_masses, screening_request
@@ -186,7 +190,7 @@ def _measured(given: argparse.Namespace, lists: Sequence[PlantedList]) -> Inject
     from core_rerank.commands.terminal import counting
 
     resolved = name_model(given.model, given.backend)
-    options: dict[str, Any] = {"dtype": "float32", "layers": given.max_layers}
+    options = {**measuring_options(given.backend), "layers": given.max_layers}
     opened = open_backend(given.backend, resolved, None, options)
     try:
         with counting("Reading attention, queries") as on_progress:

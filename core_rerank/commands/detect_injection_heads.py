@@ -200,13 +200,14 @@ class _Source:
         verbose: bool,
     ) -> list[InjectionAttention]:
         from core_rerank.backends import name_model, open_backend
-        from core_rerank.injection_measuring import measure_injection
+        from core_rerank.injection_measuring import measure_injection, measuring_options
 
         measured = []
         with quiet_engine(verbose):
             resolved = name_model(self.model, self.backend)
             with working(f"Starting {self.model} on {self.backend}"):
-                opened = open_backend(self.backend, resolved, None, {"dtype": "float32"})
+                options = measuring_options(self.backend)
+                opened = open_backend(self.backend, resolved, None, options)
             try:
                 for i in missing:
                     with counting(f"Reading attention, {files[i].name}") as on_progress:
