@@ -182,7 +182,8 @@ def _find(given: argparse.Namespace) -> None:
     chosen = choose_injection_heads([attention], [], selection)
     print("\n".join(chosen.lines()))
     aliases = [given.model] if "/" not in given.model else []
-    chosen.heads.model_copy(update={"aliases": tuple(aliases)}).to_yaml(given.output)
+    about = {"aliases": tuple(aliases), "source": "found by core_rerank.eval.screening find"}
+    chosen.heads.model_copy(update=about).to_yaml(given.output)
 
 
 def _measured(given: argparse.Namespace, lists: Sequence[PlantedList]) -> InjectionAttention:
