@@ -59,7 +59,8 @@ class LabelledScores:
     Attributes:
         system: "k-sigma", "signed", with ", left out", or a control.
         data: the measured set.
-        thresholds: by false-positive rate on the benign texts of the sets heads were found on.
+        thresholds: by false-positive rate on the benign texts of the sets heads were found on;
+            empty where nothing was set.
     """
 
     system: str
@@ -205,7 +206,8 @@ def table(rows: Sequence[Measured]) -> str:
     """The rows in Markdown, one data set after the other."""
     head = ["data (benign / attacks)", "system", "AUROC", "AUPRC"]
     head += [f"TPR at {rate:.0%} FPR" for rate in RATES]
-    head += [f"{rate:.0%} threshold: attacks / benign flagged" for rate in RATES]
+    fixed = [r for r in RATES if any(row.alarms and r in row.alarms for row in rows)]
+    head += [f"{rate:.0%} threshold: attacks / benign flagged" for rate in fixed]
     lines = [" | ".join(["", *head, ""]).strip(), "|---" * len(head) + "|"]
     for row in rows:
         cells = [f"{row.data} ({row.benign} / {row.attacks})", row.system]
@@ -219,7 +221,7 @@ def table(rows: Sequence[Measured]) -> str:
 
 
 def _at(values: dict[float, float] | None, rate: float) -> float | None:
-    return None if values is None else values[rate]
+    return None if values is None else values.get(rate)
 
 
 def _figure(value: float | None) -> str:

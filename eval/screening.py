@@ -34,7 +34,7 @@ from core_rerank.screening import document_masses, screening_request
 from core_rerank.versions import package_versions
 
 from .files import digest, make_folder, write_whole
-from .injection import LabelledScores, measure, table
+from .injection import RATES, LabelledScores, measure, table
 from .measures import mean, ndcg
 from .planting import PLACES, PlantedDocument, PlantedList, planted_lists, read_attacks
 
@@ -151,15 +151,20 @@ def screened_scores(
     places = np.array([place or "" for place, _, _ in items])
     scores = np.array([score for _, score, _ in items], float)
     lengths = np.array([length for _, _, length in items], float)
-    thresholds = dict.fromkeys((0.01, 0.05), threshold)
 
-    def part(name: str, values: np.ndarray, which: np.ndarray) -> LabelledScores:
+    def part(
+        name: str, values: np.ndarray, which: np.ndarray, set_at: float | None
+    ) -> LabelledScores:
         attack = places[which] != ""
+        thresholds = {} if set_at is None else {RATES[0]: set_at}
         return LabelledScores(name, data, values[which], attack, thresholds)
 
     every = np.ones(len(items), bool)
-    by_place = [part(f"screen, {p}", scores, (places == "") | (places == p)) for p in PLACES]
-    return [part("screen", scores, every), *by_place, part("length alone", lengths, every)]
+    by_place = [
+        part(f"screen, {p}", scores, (places == "") | (places == p), threshold) for p in PLACES
+    ]
+    whole = part("screen", scores, every, threshold)
+    return [whole, *by_place, part("length alone", lengths, every, None)]
 
 
 def _lists(given: argparse.Namespace) -> list[PlantedList]:
