@@ -20,7 +20,7 @@ from .injection_prompt import (
     guarded_request,
     instruction_and_data,
 )
-from .injection_scoring import focus, suspicion
+from .injection_scoring import focus, suspicion, threshold_for
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -159,6 +159,26 @@ class InjectionDetector:
         requests = [self._request(prompt) for prompt in prompts]
         captures = self._open.backend.capture(requests, progress=progress) if requests else []
         return self._detections(prompts, captures)
+
+    def calibrate(
+        self, benign: Iterable[tuple[str, str]], fpr: float = 0.01, *, progress: bool = False
+    ) -> InjectionHeads:
+        """The heads in use with the lowest threshold that flags at most ``fpr`` of ``benign``.
+
+        Give (instruction, data) pairs as your program has them, at least ``1 / fpr``: of fewer,
+        none is flagged, and nothing is known of the rate. The detector itself stays as it is: make
+        another with what is returned, or save it with ``to_yaml``.
+
+        Raises:
+            ValueError: no pairs, or ``fpr`` is not within [0, 1).
+        """
+        import numpy as np
+
+        scores = [found.score for found in self.score_many(benign, progress=progress)]
+        threshold = threshold_for(np.array(scores), fpr)
+        about = {"fpr": f"{fpr:g}", "threshold_on": "given pairs", "benign_texts": str(len(scores))}
+        found_with = {**self._heads.found_with, **about}
+        return self._heads.model_copy(update={"threshold": threshold, "found_with": found_with})
 
     async def ascore(self, instruction: str, data: str) -> Detection:
         """As ``score``, leaving the event loop free; with "vllm-async", calls share batches."""

@@ -165,6 +165,23 @@ def test_what_is_refused(tokenizer: Any, detector: InjectionDetector) -> None:
         detector.score(TASK, MAIL)
 
 
+def test_calibrate_sets_the_threshold_on_the_users_benign_data(tokenizer: Any) -> None:
+    def attention(request: CaptureRequest, _: Head) -> np.ndarray:
+        start, end = request.probe.spans[1]
+        return np.array([0.5, 0.01 * (end - start)])
+
+    detector = InjectionDetector(FakeBackend(tokenizer, attention=attention), config())
+    benign = [(TASK, "the cat " * (i + 1)) for i in range(20)]
+    set_anew = detector.calibrate(benign, fpr=0.1)
+    again = InjectionDetector(FakeBackend(tokenizer, attention=attention), set_anew)
+    assert [d.flagged for d in again.score_many(benign)] == [False] * 18 + [True] * 2
+    assert set_anew.found_with["benign_texts"] == "20"
+    assert set_anew.heads == config().heads
+    assert detector.threshold == 0.5
+    with pytest.raises(ValueError, match="no benign scores"):
+        detector.calibrate([])
+
+
 def test_async_is_the_same(detector: InjectionDetector) -> None:
     assert asyncio.run(detector.ascore(TASK, MAIL)) == detector.score(TASK, MAIL)
 

@@ -152,8 +152,16 @@ def test_file_errors_name_file_and_key(tmp_path: Path, old: str, new: str, said:
     assert "heads.yaml" in str(raised.value)
 
 
-def test_packaged_files_are_valid() -> None:
-    assert all(heads.found_with for heads in packaged_injection_heads())
+def test_packaged_files_say_where_they_are_from() -> None:
+    packaged = packaged_injection_heads()
+    assert {heads.task for heads in packaged} == {"instruction", "document"}
+    names = [(heads.model, heads.task) for heads in packaged if heads.default]
+    assert len(set(names)) == len(names)
+    for heads in packaged:
+        assert heads.source
+        published = heads.method == "attention-tracker"
+        assert published == (not heads.found_with)
+        assert not published or "set one on your own benign data" in heads.notes
 
 
 def row(**changes: Any) -> str:
