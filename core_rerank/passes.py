@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hook_runtime.errors import IncompleteCaptureError
@@ -14,13 +14,24 @@ from .heads import Window
 from .inputs import RerankInput
 from .prompt import Prompt, PromptBuilder
 from .scoring import Strategy, aggregate_heads, calibrate
+from .screening import Screen
 from .windows import WindowPrompt, plan_windows
 
 if TYPE_CHECKING:
     import numpy as np
 
-Attention = dict[bytes, "np.ndarray"]
-"""Attention summed over heads, float64 [document tokens], by the key of the pass it was read in."""
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What passes read, by their keys.
+
+    Attributes:
+        tokens: attention summed over heads, float64 [document tokens].
+        injection: of screening passes, how suspicious each document is, float64 [documents].
+    """
+
+    tokens: dict[bytes, np.ndarray]
+    injection: dict[bytes, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +48,26 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A window's prompt, read under the query and, if calibrated, under the null query."""
+    """A window's prompt, read under the query and, if calibrated, under the null query.
+
+    ``screen`` is the pass that tells planted orders, if there is one.
+    """
 
     window: WindowPrompt
     query: Pass
     null: Pass | None
+    screen: Pass | None = None
 
     def tokens(self, attention: Attention) -> np.ndarray:
         """What each document token of the window scores, float64 [document tokens]."""
-        read = attention[self.query.key]
-        return read if self.null is None else calibrate(read, attention[self.null.key])
+        read = attention.tokens[self.query.key]
+        return read if self.null is None else calibrate(read, attention.tokens[self.null.key])
+
+    def injection(self, attention: Attention) -> Sequence[float | None]:
+        """How suspicious each document of the window is; None each where none was screened."""
+        if self.screen is None:
+            return [None] * len(self.window.places)
+        return [float(value) for value in attention.injection[self.screen.key]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +94,7 @@ class PassReader:
         heads: None means every head of every layer.
         weights: one per head, or None for a plain sum.
         null_passes: attention under the null query, remembered from one rerank to the next.
+        screen: how documents are screened in the same engine batch; or None.
     """
 
     builder: PromptBuilder
@@ -83,6 +105,7 @@ class PassReader:
     window: Window
     calibrated: bool
     null_passes: NullPassMemory
+    screen: Screen | None = None
 
     @property
     def filters_tokens(self) -> bool:
@@ -99,6 +122,7 @@ class PassReader:
                 window,
                 self._pass(window.prompt, by_head),
                 self._null_pass(window.prompt) if self.calibrated else None,
+                self._screening_pass(window.prompt),
             )
             for window in plan_windows(given, self.builder, self.window)
         ]
@@ -106,19 +130,21 @@ class PassReader:
     def unread(self, plans: Iterable[Plan]) -> dict[bytes, CaptureRequest]:
         """The passes to read, each once; remembered null passes need not be.
 
-        A query and its null pass go side by side, so that the engine computes the documents
-        before them once.
+        A query, its screening and its null pass go side by side, so that the engine computes the
+        documents before them once.
         """
         unread: dict[bytes, CaptureRequest] = {}
         for reading in (r for plan in plans for r in plan):
             unread.setdefault(reading.query.key, reading.query.request)
+            if reading.screen is not None:
+                unread.setdefault(reading.screen.key, reading.screen.request)
             if reading.null is not None and reading.null.known is None:
                 unread.setdefault(reading.null.key, reading.null.request)
         return unread
 
     def attention(
         self,
-        plans: Iterable[Plan],
+        plans: Sequence[Plan],
         unread: Mapping[bytes, CaptureRequest],
         captures: Sequence[Capture],
     ) -> Attention:
@@ -127,26 +153,34 @@ class PassReader:
         Raises:
             IncompleteCaptureError: a capture has not the shape asked for.
         """
-        attention = {
-            key: self._sum_heads(request, capture)
-            for (key, request), capture in zip(unread.items(), captures, strict=True)
-        }
+        attention = Attention({})
+        screening = {r.screen.key for plan in plans for r in plan if r.screen is not None}
+        for (key, request), capture in zip(unread.items(), captures, strict=True):
+            self._check(request, capture)
+            if self.screen is not None and key in screening:
+                attention.injection[key] = self.screen.suspicion(capture)
+            else:
+                attention.tokens[key] = aggregate_heads(capture.values, self.weights)
         for null in _null_passes(plans):
             if null.known is None:
-                self._remember(null.key, attention[null.key])
+                self._remember(null.key, attention.tokens[null.key])
             else:
-                attention.setdefault(null.key, null.known)
+                attention.tokens.setdefault(null.key, null.known)
         return attention
 
     def by_head(
-        self, unread: Mapping[bytes, CaptureRequest], captures: Sequence[Capture]
+        self,
+        plans: Sequence[Plan],
+        unread: Mapping[bytes, CaptureRequest],
+        captures: Sequence[Capture],
     ) -> dict[bytes, HeadAttention]:
-        """Of passes that were planned ``by_head``: each head's part of the sum, by their keys."""
+        """Of queries' passes that were planned ``by_head``: each head's part of the sum, by key."""
         import numpy as np
 
+        queries = {reading.query.key for plan in plans for reading in plan}
         found = {}
-        for (key, request), capture in zip(unread.items(), captures, strict=True):
-            if not request.probe.sum_heads:
+        for key, capture in zip(unread, captures, strict=True):
+            if key in queries:
                 weights = np.ones(len(capture.heads)) if self.weights is None else self.weights
                 values = capture.values.astype(np.float64) * np.asarray(weights)[:, None]
                 found[key] = HeadAttention(capture.heads, values)
@@ -162,23 +196,27 @@ class PassReader:
             sum_heads=self.weights is None and not by_head,
         )
         # No row looks past itself, so the prompt may end with the last of them.
-        request = CaptureRequest(prompt.token_ids[: rows[1]], probe)
+        return self._as_pass(CaptureRequest(prompt.token_ids[: rows[1]], probe))
+
+    def _as_pass(self, request: CaptureRequest) -> Pass:
         return Pass(pass_key(request, self.model.name), request)
+
+    def _screening_pass(self, prompt: Prompt) -> Pass | None:
+        return None if self.screen is None else self._as_pass(self.screen.request(prompt))
 
     def _null_pass(self, prompt: Prompt) -> Pass:
         null = self._pass(self.builder.null(prompt))
         return replace(null, known=self.null_passes.get(null.key))
 
-    def _sum_heads(self, request: CaptureRequest, capture: Capture) -> np.ndarray:
-        rows = 1 if request.probe.sum_heads else len(capture.heads)
-        expected = (rows, request.probe.num_columns)
-        if capture.values.shape != expected or self.heads not in (None, capture.heads):
+    def _check(self, request: CaptureRequest, capture: Capture) -> None:
+        probe = request.probe
+        expected = (1 if probe.sum_heads else len(capture.heads), probe.num_columns)
+        if capture.values.shape != expected or probe.heads not in ("all", capture.heads):
             raise IncompleteCaptureError(
                 f"the {self.model.backend} backend returned attention of shape "
                 f"{capture.values.shape} for heads {' '.join(map(str, capture.heads))}, but "
                 f"{request.probe.num_columns} tokens of the heads asked for were expected."
             )
-        return aggregate_heads(capture.values, self.weights)
 
     def _remember(self, key: bytes, attention: np.ndarray) -> None:
         import numpy as np

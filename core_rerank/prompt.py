@@ -20,7 +20,7 @@ are ordinary text, as ``[INST]`` of Llama 2 is, a document can still write them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Literal
@@ -287,18 +287,23 @@ def _chat_frame(tokenizer: Any) -> tuple[str, str]:
     if not tokenizer.chat_template:
         return "", ""
     for content in (_MARKER, [{"type": "text", "text": _MARKER}]):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            tokenize=False,
-            add_generation_prompt=True,
-            date_string=TEMPLATE_DATE.strftime("%d %b %Y"),
-            strftime_now=TEMPLATE_DATE.strftime,
-            enable_thinking=False,
-        )
+        text = render_chat(tokenizer, [{"role": "user", "content": content}])
         if text.count(_MARKER) == 1:
             before, _, after = text.partition(_MARKER)
             return before, after
     raise PromptError(
         "the tokenizer's chat template does not repeat a user's message exactly once: "
         f"it rendered {text!r}."
+    )
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """``messages`` as the tokenizer's chat template writes them, up to where an answer begins."""
+    return tokenizer.apply_chat_template(
+        messages,
+        tokenize=False,
+        add_generation_prompt=True,
+        date_string=TEMPLATE_DATE.strftime("%d %b %Y"),
+        strftime_now=TEMPLATE_DATE.strftime,
+        enable_thinking=False,
     )

@@ -10,6 +10,7 @@ from hook_runtime.specs import Span
 
 from .inputs import RerankInput
 from .scoring import DocumentScore
+from .screening import Screen
 from .types import RankedDocument, Ranking, TokenScore
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 class ScoredDocument:
     """A document that was read: its place in the caller's list, score, and token offsets.
 
-    ``heads``: by head, float64 [document tokens]; None where nobody asked.
+    ``heads``: by head, float64 [document tokens]; None where nobody asked. ``injection`` is how
+    suspicious it is, None where it was not screened.
     """
 
     index: int
@@ -28,6 +30,7 @@ class ScoredDocument:
     truncated: bool
     offsets: tuple[Span, ...]
     heads: Mapping[str, np.ndarray] | None = None
+    injection: float | None = None
 
 
 def build_ranking(
@@ -40,16 +43,20 @@ def build_ranking(
     explain: bool,
     by_head: bool,
     prompt_tokens: int,
+    screen: Screen | None = None,
 ) -> Ranking:
     """Best first, ties in input order; documents that were not read are blank and come last.
 
-    A blank document's score is the lowest of the others, and at most 0.
+    A blank document's score is the lowest of the others, and at most 0. What ``screen`` flags and
+    drops is in no place of the ranking, so that others move up.
     """
     best_first = sorted(scored, key=lambda s: (-s.score.score, s.index))
     read = {s.index: s for s in scored}
     blank = [index for index in range(len(given.documents)) if index not in read]
     lowest = min([0.0, *(s.score.score for s in scored)])
-    order = [*(s.index for s in best_first), *blank][:top_n]
+    flagged = {index for index, item in read.items() if _is_flagged(item, screen)}
+    dropped = flagged if screen is not None and screen.drop else set()
+    order = [i for i in (*(s.index for s in best_first), *blank) if i not in dropped][:top_n]
     documents = []
     for rank, index in enumerate(order, start=1):
         document, item = given.documents[index], read.get(index)
@@ -65,9 +72,17 @@ def build_ranking(
                 blank=item is None,
                 token_scores=tokens,
                 head_scores=_head_scores(item) if by_head else None,
+                injection=item.injection if item else None,
+                flagged=index in flagged,
             )
         )
-    return Ranking(given.query, tuple(documents), model, strategy, prompt_tokens)
+    return Ranking(
+        given.query, tuple(documents), model, strategy, prompt_tokens, tuple(sorted(dropped))
+    )
+
+
+def _is_flagged(item: ScoredDocument, screen: Screen | None) -> bool:
+    return screen is not None and item.injection is not None and item.injection > screen.threshold
 
 
 def _head_scores(item: ScoredDocument | None) -> dict[str, tuple[float, ...]]:

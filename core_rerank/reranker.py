@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
 from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
@@ -15,12 +15,14 @@ from .backends import OpenBackend, name_model, open_backend
 from .calibration import NullPassMemory
 from .errors import ClosedError, NotFiniteError
 from .heads import HeadSet, Window
+from .injection_heads import InjectionHeads
 from .inputs import RerankInput, check_input, check_tasks, check_top_n, naming_task
 from .models import ResolvedModel
 from .passes import Attention, HeadAttention, PassReader, Plan
 from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, PromptBuilder
 from .ranking import ScoredDocument, build_ranking
 from .scoring import score_document
+from .screening import Screen
 from .settings import (
     check_explain,
     check_settings,
@@ -29,6 +31,7 @@ from .settings import (
     choose_calibration,
     choose_head_set,
     choose_heads,
+    choose_screen,
     choose_window,
 )
 from .types import DocId, Document, Explain, Ranking
@@ -61,6 +64,8 @@ class Reranker:
         strategy: str = "core",
         calibrate: bool | None = None,
         max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC,
+        screen: bool | Literal["flag", "drop"] = False,
+        screen_heads: InjectionHeads | str | os.PathLike[str] | None = None,
         **engine: Any,
     ) -> None:
         """Load ``model`` and its retrieval heads.
@@ -82,6 +87,11 @@ class Reranker:
             calibrate: subtract the attention under the null query "N/A"; by default what the head
                 set says, which is yes for most.
             max_tokens_per_doc: longer documents are cut, and flagged.
+            screen: read in the same engine batch how suspicious each document is of holding
+                orders for the model. True or "flag" marks documents, "drop" leaves flagged ones
+                out; scores and order of the others stay the same. Needs window 1.
+            screen_heads: what ``screen`` reads, or the path of its YAML; by default the packaged
+                ones of the model.
             **engine: passed to the backend: for vLLM any argument of ``vllm.LLM``; for
                 transformers ``dtype``, ``device``, ``max_model_len``; for both ``layers``, by
                 default only those that the heads need.
@@ -100,12 +110,15 @@ class Reranker:
         self._heads = choose_heads(heads, self._head_set, self._strategy)
         window = choose_window(window, self._head_set)
         calibrate = choose_calibration(calibrate, self._head_set if self._heads else None)
+        self._screen = choose_screen(screen, screen_heads, resolved.model_id, window)
         self._closed = False
         self._open = self._open_backend(backend, resolved, engine)
         try:
             if self._head_set is not None and self._heads is not None:
                 self._head_set.check(self._open.model, self._open.model_id)
             self._open.model.check_heads(self._heads or ())
+            if self._screen is not None:
+                self._screen.heads.check(self._open.model, self._open.model_id, "document")
             self._reader = PassReader(
                 builder=PromptBuilder(
                     self._open.backend.tokenizer, self._open.model.max_model_len, max_tokens_per_doc
@@ -117,6 +130,7 @@ class Reranker:
                 window=window,
                 calibrated=calibrate,
                 null_passes=NullPassMemory(),
+                screen=self._screen,
             )
         except BaseException:
             self.close()
@@ -166,6 +180,18 @@ class Reranker:
     def heads(self) -> tuple[Head, ...] | None:
         """The heads that are read; None means every head of every layer."""
         return self._heads
+
+    @property
+    def screen(self) -> Screen | None:
+        """How documents are screened; None where they are not."""
+        return self._screen
+
+    @property
+    def _heads_read(self) -> tuple[Head, ...] | None:
+        """Those of the ranking and of the screen."""
+        if self._screen is None or self._heads is None:
+            return self._heads
+        return tuple(dict.fromkeys((*self._heads, *self._screen.heads.heads)))
 
     @property
     def window(self) -> Window:
@@ -252,7 +278,7 @@ class Reranker:
         unread = self._reader.unread(plans)
         captures = await self._capture_unread(unread)
         attention = self._reader.attention(plans, unread, captures)
-        heads = self._reader.by_head(unread, captures) if by_head else None
+        heads = self._reader.by_head(plans, unread, captures) if by_head else None
         rankings = await asyncio.to_thread(
             self._rank_all, given, plans, attention, top_n, bool(explain), heads
         )
@@ -327,7 +353,7 @@ class Reranker:
         self, backend: str | CaptureBackend, resolved: ResolvedModel, engine: Mapping[str, Any]
     ) -> OpenBackend:
         """The running backend to read from, and how to let go of it."""
-        return open_backend(backend, resolved, self._heads, engine)
+        return open_backend(backend, resolved, self._heads_read, engine)
 
     def _rerank(
         self,
@@ -343,7 +369,7 @@ class Reranker:
         if unread:
             captures = self._open.backend.capture(list(unread.values()), progress=progress)
         attention = self._reader.attention(plans, unread, captures)
-        heads = self._reader.by_head(unread, captures) if by_head else None
+        heads = self._reader.by_head(plans, unread, captures) if by_head else None
         return self._rank_all(inputs, plans, attention, top_n, bool(explain), heads)
 
     def _plan_all(self, inputs: Sequence[RerankInput], by_head: bool) -> list[Plan]:
@@ -376,6 +402,7 @@ class Reranker:
                 explain=explain,
                 by_head=heads is not None,
                 prompt_tokens=sum(len(reading.query.request.prompt_token_ids) for reading in plan),
+                screen=self._screen,
             )
             for given, plan, documents in zip(inputs, plans, scored, strict=True)
         ]
@@ -400,15 +427,19 @@ class Reranker:
             tokens = reading.tokens(attention)
             by_head = heads[reading.query.key] if heads is not None else None
             prompt, start = reading.window.prompt, 0
-            for place, offsets, truncated in zip(
-                reading.window.places, prompt.offsets, prompt.truncated, strict=True
+            for place, offsets, truncated, injection in zip(
+                reading.window.places,
+                prompt.offsets,
+                prompt.truncated,
+                reading.injection(attention),
+                strict=True,
             ):
                 columns = slice(start, start + len(offsets))
                 part, start = tokens[columns], columns.stop
                 _check_finite(part, place, given)
                 score = score_document(part, token_filter=self._reader.filters_tokens)
                 each = by_head.of(columns) if by_head is not None else None
-                scored.append(ScoredDocument(place, score, truncated, offsets, each))
+                scored.append(ScoredDocument(place, score, truncated, offsets, each, injection))
         return scored
 
     def _check_open(self) -> None:

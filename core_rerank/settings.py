@@ -9,7 +9,9 @@ from hook_runtime.specs import Head
 
 from .errors import HeadSetError
 from .heads import HeadSet, Window, find_head_set
+from .injection_heads import InjectionHeads, find_injection_heads
 from .scoring import STRATEGIES, Strategy
+from .screening import Screen
 from .types import Explain
 
 
@@ -90,6 +92,41 @@ def choose_window(window: Window | None, head_set: HeadSet | None) -> Window:
     if window is not None:
         return check_window(window)
     return head_set.window if head_set else "all"
+
+
+def choose_screen(
+    screen: object,
+    heads: InjectionHeads | str | os.PathLike[str] | None,
+    model_id: str,
+    window: Window,
+) -> Screen | None:
+    """How to screen: ``screen`` with ``heads``, or with those packaged for the model.
+
+    Raises:
+        HeadSetError: there are none for the model, or they are another model's.
+        ValueError: no such way to screen, heads without it, or a window other than 1.
+    """
+    if screen not in (True, False, "flag", "drop"):
+        raise ValueError(f"screen must be True, False, 'flag' or 'drop', not {screen!r}.")
+    if not screen:
+        if heads is not None:
+            raise ValueError("screen_heads is only used when screening: give screen=True too.")
+        return None
+    if window != 1:
+        raise ValueError(
+            f"screen reads one document a prompt, as its heads were found, but the window is "
+            f"{window!r}: give window=1."
+        )
+    if isinstance(heads, str | os.PathLike):
+        heads = InjectionHeads.from_yaml(heads)
+    heads = heads or find_injection_heads(model_id, "document")
+    if heads is None:
+        raise HeadSetError(
+            f"no heads that screen documents are known for {model_id}: give some as screen_heads, "
+            "or leave out screen."
+        )
+    heads.head_set.check_model_id(model_id)
+    return Screen(heads, drop=screen == "drop")
 
 
 def choose_calibration(calibrate: bool | None, head_set: HeadSet | None) -> bool:

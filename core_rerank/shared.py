@@ -93,7 +93,7 @@ class _SharedReranker(Reranker):
         self, backend: str | CaptureBackend, resolved: ResolvedModel, engine: Mapping[str, Any]
     ) -> OpenBackend:
         if isinstance(backend, str):
-            return _pool.lend(backend, resolved, self._heads, engine)
+            return _pool.lend(backend, resolved, self._heads_read, engine)
         return super()._open_backend(backend, resolved, engine)
 
 

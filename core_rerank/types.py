@@ -60,6 +60,9 @@ class RankedDocument:
         head_scores: with ``explain="heads"``, by head (``"18-7"``), what each token of
             ``token_scores`` earned from it: its attention times its weight, before calibration.
             Where nothing is calibrated, their sum over the heads is the token's score.
+        injection: with ``screen``, how suspicious the document is of holding orders for the
+            model, in [0, 1]; None without, and for blank documents.
+        flagged: ``injection`` lies above the threshold.
     """
 
     index: int
@@ -71,13 +74,16 @@ class RankedDocument:
     blank: bool = False
     token_scores: tuple[TokenScore, ...] | None = None
     head_scores: Mapping[str, tuple[float, ...]] | None = field(default=None, hash=False)
+    injection: float | None = None
+    flagged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking(Sequence[RankedDocument]):
     """Documents from best to worst; an immutable sequence.
 
-    ``prompt_tokens`` counts the tokens of the prompts that asked the query.
+    ``prompt_tokens`` counts the tokens of the prompts that asked the query; ``dropped`` are the
+    documents, by place in the caller's list, that ``screen="drop"`` left out.
     """
 
     query: str
@@ -85,6 +91,7 @@ class Ranking(Sequence[RankedDocument]):
     model: str
     strategy: str
     prompt_tokens: int = field(default=0, compare=False)
+    dropped: tuple[int, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> RankedDocument: ...
@@ -104,13 +111,15 @@ class Ranking(Sequence[RankedDocument]):
 
         In metadata, mappings become dicts with string keys, other collections lists, numpy
         scalars and arrays plain numbers and lists; anything else, NaN and infinity included, is
-        written as ``str`` writes it. ``head_scores`` is there where it was asked for.
+        written as ``str`` writes it. ``head_scores``, ``injection``, ``flagged`` and ``dropped``
+        are there where they were asked for.
         """
         return {
             "query": self.query,
             "model": self.model,
             "strategy": self.strategy,
             "documents": [_ranked_dict(document) for document in self.documents],
+            **({"dropped": list(self.dropped)} if self.dropped else {}),
         }
 
     def to_html(self) -> str:
@@ -124,6 +133,7 @@ def _ranked_dict(item: RankedDocument) -> dict[str, Any]:
     tokens = item.token_scores
     by_head = item.head_scores
     heads = {} if by_head is None else {"head_scores": {h: list(s) for h, s in by_head.items()}}
+    screened = {"injection": item.injection, "flagged": item.flagged}
     return {
         "rank": item.rank,
         "index": item.index,
@@ -136,6 +146,7 @@ def _ranked_dict(item: RankedDocument) -> dict[str, Any]:
         "blank": item.blank,
         "token_scores": None if tokens is None else [_token_dict(token) for token in tokens],
         **heads,
+        **(screened if item.injection is not None else {}),
     }
 
 

@@ -14,6 +14,7 @@ from core_rerank.head_measuring import MeasureSettings
 from core_rerank.head_picture import can_draw, check_picture, draw_detection
 from core_rerank.head_store import MANIFEST, AttentionStore
 
+from .detect_injection_heads import TaskName, TaskOption
 from .detection_tables import heads_table, quality_table, stability_line
 from .options import (
     DEFAULT_MODEL,
@@ -65,6 +66,7 @@ class RowsName(StrEnum):
 
 def detect_heads(
     context: typer.Context,
+    task: TaskOption = TaskName.RANKING,  # the other is another command: see cli
     data: Annotated[
         Path | None,
         typer.Option(

@@ -71,6 +71,26 @@ def rerank(
     heads_config: HeadsOption = None,
     strategy: StrategyOption = Strategy.CORE,
     dtype: DtypeOption = None,
+    screen: Annotated[
+        bool,
+        typer.Option(
+            "--screen",
+            help="Score each document for orders planted in it, and mark suspicious ones.",
+        ),
+    ] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="With --screen: leave suspicious documents out.")
+    ] = False,
+    screen_heads: Annotated[
+        Path | None,
+        typer.Option(
+            "--screen-heads",
+            metavar="YAML",
+            exists=True,
+            dir_okay=False,
+            help="Heads that --screen reads. Default: the packaged ones of the model.",
+        ),
+    ] = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Rank the documents of FILE by how much attention QUERY pays them, best first."""
@@ -78,12 +98,16 @@ def rerank(
         _check_query(query)
         if explain is not None:
             check_output(explain)
+        if not screen and (drop or screen_heads is not None):
+            raise CommandError("--drop and --screen-heads have an effect with --screen only.")
         documents = read_documents(file, form.value if form else None)
         options = {
             "config": heads_config,
             "window": window_value(window) if window else None,
             "strategy": strategy.value,
             **({"dtype": dtype.value} if dtype else {}),
+            **({"screen": "drop" if drop else "flag"} if screen else {}),
+            **({"screen_heads": screen_heads} if screen_heads else {}),
         }
         if documents:
             with running(model, backend.value, options, verbose) as reranker:
@@ -95,6 +119,8 @@ def rerank(
         if explain is not None:
             write_text(explain, ranking.to_html())
             say(f"explain page: {explain}")
+        if ranking.dropped:
+            say(f"{len(ranking.dropped)} suspicious documents were left out.", "yellow")
         _print(ranking, as_json)
 
 

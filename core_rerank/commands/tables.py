@@ -32,6 +32,9 @@ def ranking_table(ranking: Ranking, *, mark: str | None = None) -> Table:
     table.add_column("#", justify="right")
     table.add_column("Score", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, min_width=BAR)
+    screened = any(item.injection is not None for item in ranking)
+    if screened:
+        table.add_column("Injection", no_wrap=True)
     table.add_column("Document", ratio=3 if explained else 1)
     if explained:
         table.add_column("Tokens that earned it", ratio=2)
@@ -41,6 +44,7 @@ def ranking_table(ranking: Ranking, *, mark: str | None = None) -> Table:
             Text(str(item.rank)),
             Text(format_score(item.score)),
             _bar(item.score, peak),
+            *([_injection(item)] if screened else []),
             _document(
                 item,
                 length=SNIPPET_BESIDE_TOKENS if explained else SNIPPET,
@@ -51,6 +55,15 @@ def ranking_table(ranking: Ranking, *, mark: str | None = None) -> Table:
             row.append(Text(" ".join(_words(item)[:TOKENS_SHOWN]), style="yellow"))
         table.add_row(*row)
     return table
+
+
+def _injection(item: RankedDocument) -> Text:
+    from rich.text import Text
+
+    if item.injection is None:
+        return Text("")
+    told = f"{item.injection:.2f}"
+    return Text(f"{told} flagged", style="bold red") if item.flagged else Text(told)
 
 
 def _bar(score: float, peak: float) -> Text:

@@ -21,7 +21,12 @@ class CoreCrossEncoder:
     """
 
     def __init__(self, reranker: Reranker) -> None:
-        """``reranker`` stays the caller's to close."""
+        """``reranker`` stays the caller's to close; ValueError for one that drops documents."""
+        if reranker.screen is not None and reranker.screen.drop:
+            raise ValueError(
+                "this reranker drops documents, and a cross-encoder scores every pair: give one "
+                "with screen='flag' or without a screen."
+            )
         self._reranker = reranker
 
     def rank(

@@ -186,7 +186,7 @@ class CoreRerankRanker:
         least = self.score_threshold if threshold is None else threshold
         return [
             replace(documents[index], score=score)
-            for index, score in found
+            for index, score, *_ in found
             if least is None or score >= least
         ]
 

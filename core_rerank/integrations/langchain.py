@@ -79,5 +79,5 @@ def _chosen(documents: Sequence[Document], found: Sequence[Scored]) -> list[Docu
         documents[index].model_copy(
             update={"metadata": {**documents[index].metadata, "relevance_score": score}}
         )
-        for index, score in found
+        for index, score, *_ in found
     ]

@@ -30,6 +30,8 @@ except ImportError as error:
 dispatcher = get_dispatcher(__name__)
 
 RETRIEVAL_SCORE = "retrieval_score"
+INJECTION_SCORE = "injection_score"
+INJECTION_FLAGGED = "injection_flagged"
 
 
 class CoreRerank(BaseNodePostprocessor):
@@ -61,6 +63,12 @@ class CoreRerank(BaseNodePostprocessor):
         description=f"Keep a node's score in its metadata as {RETRIEVAL_SCORE!r}, which neither "
         "the LLM nor the embedding sees.",
     )
+    screen: Literal["flag", "drop"] | None = Field(
+        default=None,
+        description="Score nodes for orders planted in them: flag writes "
+        f"{INJECTION_SCORE!r} and {INJECTION_FLAGGED!r} into their metadata, which neither the LLM "
+        "nor the embedding sees; drop leaves suspicious nodes out too.",
+    )
     metadata_mode: MetadataMode = Field(
         default=MetadataMode.EMBED, description="Which metadata is ranked with the text."
     )
@@ -89,11 +97,18 @@ class CoreRerank(BaseNodePostprocessor):
             base_url=self.base_url,
             api_key=self.api_key,
             timeout_s=self.timeout_s,
-            settings={"window": self.window, "strategy": self.strategy, **self.settings},
+            settings={
+                "window": self.window,
+                "strategy": self.strategy,
+                "screen": self.screen,
+                **self.settings,
+            },
         )
         if reranker is not None:
             self.model, self.window = reranker.model_id, reranker.window
             self.strategy = reranker.strategy
+            if reranker.screen is not None:
+                self.screen = "drop" if reranker.screen.drop else "flag"
 
     def __getstate__(self) -> dict[str, Any]:
         """TypeError for a running reranker: another process could not have it."""
@@ -144,20 +159,23 @@ class CoreRerank(BaseNodePostprocessor):
         return [item.node.get_content(metadata_mode=self.metadata_mode) for item in nodes]
 
     def _chosen(self, nodes: list[NodeWithScore], found: list[Scored]) -> list[NodeWithScore]:
-        return [self._with_score(nodes[index], score) for index, score in found]
+        return [self._with_score(nodes[one.index], one) for one in found]
 
-    def _with_score(self, given: NodeWithScore, score: float) -> NodeWithScore:
-        node = given.node
+    def _with_score(self, given: NodeWithScore, found: Scored) -> NodeWithScore:
+        node, told = given.node, dict[str, Any]()
         if self.keep_retrieval_score:
-            hidden = [RETRIEVAL_SCORE]
+            told[RETRIEVAL_SCORE] = given.score
+        if found.injection is not None:
+            told |= {INJECTION_SCORE: found.injection, INJECTION_FLAGGED: found.flagged}
+        if told:
             node = node.model_copy(
                 update={
-                    "metadata": {**node.metadata, RETRIEVAL_SCORE: given.score},
-                    "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, *hidden],
-                    "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *hidden],
+                    "metadata": {**node.metadata, **told},
+                    "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, *told],
+                    "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *told],
                 }
             )
-        return NodeWithScore(node=node, score=score)
+        return NodeWithScore(node=node, score=found.score)
 
     @contextmanager
     def _told(self, nodes: list[NodeWithScore], query: str) -> Iterator[list[NodeWithScore]]:

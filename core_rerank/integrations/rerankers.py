@@ -116,6 +116,7 @@ def _texts(documents: Sequence[Document]) -> list[str]:
 
 def _results(query: str, documents: Sequence[Document], found: Sequence[Scored]) -> RankedResults:
     results = [
-        Result(documents[index], score, rank) for rank, (index, score) in enumerate(found, start=1)
+        Result(documents[index], score, rank)
+        for rank, (index, score, *_) in enumerate(found, start=1)
     ]
     return RankedResults(results, query, has_scores=True)

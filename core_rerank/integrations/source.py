@@ -24,10 +24,12 @@ _OF_A_CALL = ("model", "query", "documents", "doc_ids", "top_n", "explain")
 
 
 class Scored(NamedTuple):
-    """A text's place in the list that was ranked, and its score."""
+    """A text's place in the list that was ranked, its score, and what a screen says of it."""
 
     index: int
     score: float
+    injection: float | None = None
+    flagged: bool = False
 
 
 class Source(Protocol):
@@ -225,7 +227,7 @@ class RemoteSource:
             ) from error
         if len({item.index for item in found} & set(range(count))) != len(found):
             raise RemoteError(f"{self._url} ranked documents that were not sent, or twice.", 200)
-        for index, score in found:
+        for index, score, *_ in found:
             if not math.isfinite(score):
                 raise RemoteError(
                     f"{self._url} scored document {index} {score}, which is no finite number.", 200
@@ -269,4 +271,4 @@ def _told(response: httpx.Response) -> str:
 
 
 def _scored(ranking: Ranking) -> list[Scored]:
-    return [Scored(item.index, item.score) for item in ranking]
+    return [Scored(d.index, d.score, d.injection, d.flagged) for d in ranking]

@@ -81,6 +81,7 @@ def test_every_line_of_the_lock_is_an_exact_version(engine: str) -> None:
         "bm25",
         "retrieval",
         "eval",
+        "injection",
         "server",
         "llama-index",
         "langchain",

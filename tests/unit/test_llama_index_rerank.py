@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from fake_backend import SharedFakeBackend
+from fake_backend import FakeBackend, SharedFakeBackend, shared_tokens
 from services import DOCUMENTS, QUERY, behind_socket, fake_reranker
 
-from core_rerank import MissingDependencyError, Reranker
+from core_rerank import InjectionHeads, MissingDependencyError, Reranker
 from core_rerank.errors import RemoteError
+from hook_runtime.specs import CaptureRequest, Head
 
 pytest.importorskip("llama_index.core")
 
@@ -109,6 +111,49 @@ def test_the_retrieval_score_is_kept_where_no_model_reads_it(reranker: Reranker)
     assert given == before
     again = rerank.postprocess_nodes(found, query_str=QUERY)
     assert [item.score for item in again] == [item.score for item in found]
+
+
+def test_a_screen_writes_where_no_model_reads_it_or_drops(smollm2_tokenizer: Any) -> None:
+    def attention(request: CaptureRequest, head: Head) -> np.ndarray:
+        if request.probe.reduction == "tokens":
+            return shared_tokens(request, head)
+        document = request.prompt_token_ids[slice(*request.probe.spans[0])]
+        return np.array([0.3 if bread in document else 0.1, 0.1])
+
+    bread = smollm2_tokenizer.encode(" bread")[0]
+    heads = InjectionHeads.model_validate(
+        {
+            "model": "test/fake",
+            "num_layers": 4,
+            "num_heads": 3,
+            "heads": ["1-1"],
+            "threshold": 0.6,
+            "method": "k-sigma",
+            "task": "document",
+        }
+    )
+    backend = FakeBackend(smollm2_tokenizer, attention=attention)
+
+    def screened(screen: str) -> list[NodeWithScore]:
+        reranker = Reranker(
+            backend=backend, heads=["1-2"], window=1, screen=screen, screen_heads=heads
+        )
+        rerank = CoreRerank(reranker, top_n=4)
+        assert rerank.screen == screen
+        return rerank.postprocess_nodes(nodes(), query_str=QUERY)
+
+    flagged = screened("flag")
+    assert {n.node.node_id: n.node.metadata["injection_flagged"] for n in flagged} == {
+        f"n{i}": i == 0 for i in range(4)
+    }
+    scores = [n.node.metadata["injection_score"] for n in flagged if n.node.node_id == "n0"]
+    assert scores == pytest.approx([0.75])
+    for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+        assert "injection" not in flagged[0].node.get_content(metadata_mode=mode)
+    kept = [n.node.node_id for n in flagged if n.node.node_id != "n0"]
+    assert [n.node.node_id for n in screened("drop")] == kept
+    with pytest.raises(ValueError, match="screen"):
+        CoreRerank(base_url="http://127.0.0.1:9", screen="flag")
 
 
 def test_types_of_nodes_are_kept(rerank: CoreRerank) -> None:
