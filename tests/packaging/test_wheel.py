@@ -114,6 +114,7 @@ def test_the_metadata_states_the_licence_and_every_extra(wheel: zipfile.ZipFile)
         "cpu",
         "dense",
         "haystack",
+        "injection",
         "langchain",
         "dev",
         "eval",
