@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .heads import HeadSet
     from .reranker import Reranker
     from .shared import rerank
+    from .steering import SteeringVector
     from .types import Document, RankedDocument, Ranking, TokenScore
 
     __version__: str
@@ -40,6 +41,7 @@ _MODULE_OF = {
     "RankedDocument": "core_rerank.types",
     "Ranking": "core_rerank.types",
     "Reranker": "core_rerank.reranker",
+    "SteeringVector": "core_rerank.steering",
     "TokenScore": "core_rerank.types",
     "fuse": "core_rerank.fusion",
     "rerank": "core_rerank.shared",
@@ -60,6 +62,7 @@ __all__ = [
     "RankedDocument",
     "Ranking",
     "Reranker",
+    "SteeringVector",
     "TokenScore",
     "__version__",
     "fuse",

@@ -34,6 +34,7 @@ CORE_RERANK = {
     "RankedDocument",
     "Ranking",
     "Reranker",
+    "SteeringVector",
     "TokenScore",
     "__version__",
     "fuse",
