@@ -34,8 +34,8 @@ TRIAL_TOKENS = 48
 SHOTS = (7, 19)  # which of the other fitting prompts demonstrate the form, by distance
 #: What is tried on the development prompts: layers and coefficients by contrast; None projects.
 TRIALS: dict[str, tuple[tuple[int, ...], tuple[float | None, ...]]] = {
-    "instruction": ((12, 14, 16), (0.7, 1.0, 1.4, None)),
-    "demonstrations": ((16, 18, 20, 22, 24, 26), (0.5, 0.75, 1.0)),
+    "instruction": ((13, 14, 15), (0.7, 1.0, 1.4, None)),
+    "demonstrations": ((18, 20, 22, 24, 26), (0.5, 0.75, 1.0)),
 }
 CONDITIONS = ("nothing", "instruction", "steering", "both")
 
@@ -81,17 +81,22 @@ class Condition:
     example: str
 
 
-def measure(llm: HookLLM, constraint: Constraint, prompts: dict[str, list[str]]) -> dict[str, Any]:
-    """What ``steering.json`` says of one constraint."""
-    vectors = fit_vectors(llm, constraint, prompts["fit"])
+def measure(
+    llm: HookLLM,
+    constraint: Constraint,
+    prompts: dict[str, list[str]],
+    own: dict[str, list[Answer]],
+) -> dict[str, Any]:
+    """What ``steering.json`` says of one constraint; ``own``: plain answers by split."""
+    vectors = fit_vectors(llm, constraint, prompts["fit"], own["fit"])
     trials = try_settings(llm, constraint, vectors, prompts["development"])
     best = max(trials, key=lambda trial: (trials[trial], -_size(trial)))
     program = best.program(vectors)
     plain = _conversations(prompts["test"], "")
     asked = _conversations(prompts["test"], constraint.instruction)
-    given = [*plain, *asked, *plain, *asked]
-    half = 2 * len(plain)
-    answers = answer(llm, given, [None] * half + [program] * half, MAX_TOKENS)
+    steer = [None] * len(asked) + [program] * (len(plain) + len(asked))
+    further = answer(llm, [*asked, *plain, *asked], steer, MAX_TOKENS)
+    answers = [*own["test"], *further]
     conditions = {}
     for i, name in enumerate(CONDITIONS):
         part = answers[i * len(plain) : (i + 1) * len(plain)]
@@ -105,12 +110,11 @@ def measure(llm: HookLLM, constraint: Constraint, prompts: dict[str, list[str]])
 
 
 def fit_vectors(
-    llm: HookLLM, constraint: Constraint, prompts: Sequence[str]
+    llm: HookLLM, constraint: Constraint, prompts: Sequence[str], own: Sequence[Answer]
 ) -> dict[str, SteeringVector]:
     """A vector a contrast: the instruction against none; after two answers in the form, against
     after the same answers as the model gave them."""
-    own = [a.text for a in answer(llm, _conversations(prompts, ""), None, MAX_TOKENS)]
-    shown = [" ".join(sentences(text)[:SENTENCES_SHOWN]) for text in own]
+    shown = [" ".join(sentences(a.text)[:SENTENCES_SHOWN]) for a in own]
     positive, negative = [], []
     for i, prompt in enumerate(prompts):
         others = [(i + distance) % len(prompts) for distance in SHOTS]
@@ -240,11 +244,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     opened = open_backend("vllm", resolved, None, engine)
     try:
         llm: Any = opened.backend
+        plain = [*prompts["fit"], *prompts["test"]]
+        answers = answer(llm, _conversations(plain, ""), None, MAX_TOKENS)
+        count = len(prompts["fit"])
+        own = {"fit": answers[:count], "test": answers[count:]}
         for constraint in CONSTRAINTS:
             if constraint.name not in (given.constraint or names):
                 continue
             print(constraint.name, flush=True)
-            found["constraints"][constraint.name] = measure(llm, constraint, prompts)
+            found["constraints"][constraint.name] = measure(llm, constraint, prompts, own)
             found["prompts"] = {split: len(texts) for split, texts in prompts.items()}
             found["environment"] = environment()
             write_whole(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
