@@ -187,7 +187,8 @@ def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
     share, square = successes / count, z * z / count
     middle = share + square / 2
     spread = z * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    return (middle - spread) / (1 + square), (middle + spread) / (1 + square)
+    low, high = (middle - spread) / (1 + square), (middle + spread) / (1 + square)
+    return max(0.0, low), min(1.0, high)
 
 
 def _judged(
