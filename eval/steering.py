@@ -34,8 +34,8 @@ TRIAL_TOKENS = 48
 SHOTS = (7, 19)  # which of the other fitting prompts demonstrate the form, by distance
 #: What is tried on the development prompts: layers and coefficients by contrast; None projects.
 TRIALS: dict[str, tuple[tuple[int, ...], tuple[float | None, ...]]] = {
-    "instruction": ((13, 14, 15), (0.7, 1.0, 1.4, None)),
-    "demonstrations": ((18, 20, 22, 24, 26), (0.5, 0.75, 1.0)),
+    "instruction": ((14,), (0.7, 1.0, 1.4, None)),
+    "demonstrations": ((20, 22, 24, 26), (0.5, 0.75, 1.0)),
 }
 CONDITIONS = ("nothing", "instruction", "steering", "both")
 

@@ -76,7 +76,7 @@ def draw(found: dict[str, Any], path: Path) -> bool:
         above.set_ylim(0, 1.05)
         above.legend(ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.22))
         _bars(found, below, "perplexity", "perplexity")
-        below.set_yscale("log")
+        below.set_ylim(bottom=0)
         save_figure(figure, path)
     return True
 
