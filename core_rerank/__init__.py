@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .injection_heads import InjectionHeads
     from .reranker import Reranker
     from .shared import rerank
+    from .steering import SteeringVector
     from .types import Document, RankedDocument, Ranking, TokenScore
 
     __version__: str
@@ -46,6 +47,7 @@ _MODULE_OF = {
     "RankedDocument": "core_rerank.types",
     "Ranking": "core_rerank.types",
     "Reranker": "core_rerank.reranker",
+    "SteeringVector": "core_rerank.steering",
     "TokenScore": "core_rerank.types",
     "fuse": "core_rerank.fusion",
     "rerank": "core_rerank.shared",
@@ -70,6 +72,7 @@ __all__ = [
     "RankedDocument",
     "Ranking",
     "Reranker",
+    "SteeringVector",
     "TokenScore",
     "__version__",
     "fuse",

@@ -20,6 +20,7 @@ from .commands.first_stage import index, search
 from .commands.models import models
 from .commands.rerank import rerank
 from .commands.serve import serve
+from .commands.steer import steer
 
 INJECTION_HEADS = "detect-injection-heads"
 
@@ -64,6 +65,7 @@ app.command()(models)
 app.command()(index)
 app.command()(search)
 app.add_typer(config, name="config")
+app.add_typer(steer, name="steer")
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import MissingDependencyError
 from .head_detection import Detection
+from .pictures import check_picture, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".svg")
 _NUMBERED = 16
 _MARK = "#e8000b"
 _SCORE_NAMES = {
@@ -25,26 +22,6 @@ _SCORE_NAMES = {
 }
 
 
-def check_picture(path: str | os.PathLike[str]) -> None:
-    """Refuse before the work what ``draw_detection`` would refuse after it.
-
-    Raises:
-        ValueError: ``path`` ends neither in .png nor in .svg.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    if Path(path).suffix.lower() not in FORMATS:
-        raise ValueError(f"a picture's name must end in {' or '.join(FORMATS)}, not {path!s}.")
-    if not can_draw():
-        raise MissingDependencyError(
-            "a picture needs matplotlib. To install it: pip install 'core-rerank[plots]'."
-        )
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
 def draw_detection(detection: Detection, path: str | os.PathLike[str]) -> None:
     """Write the picture, replacing ``path`` in one step; PNG or SVG by its ending.
 
@@ -54,25 +31,16 @@ def draw_detection(detection: Detection, path: str | os.PathLike[str]) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    path = Path(path)
     layers, heads = detection.scores.shape
     height = min(max(1.2 + 0.22 * heads, 2.6), 8.0)
     width = min(max(3.0 + 0.27 * layers, 8.0), 18.0)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with rc_context({"svg.hashsalt": "core-rerank", "font.size": 10}):
+    with rc_context({"font.size": 10}):
         figure = Figure(figsize=(width, height + 4.0), layout="constrained")
         above, below = figure.subplots(2, 1, height_ratios=[height, 3.4])
         figure.suptitle(_title(detection), fontsize=11)
         _draw_map(detection, above, figure)
         _draw_quality(detection, below)
-        kind = path.suffix.lower().removeprefix(".")
-        # The date or the library's version would make equal pictures differ.
-        unset = {"Date": None} if kind == "svg" else {"Software": None}
-        try:
-            figure.savefig(partial, format=kind, dpi=120, metadata=unset)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        save_figure(figure, path)
 
 
 def _title(detection: Detection) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from core_rerank.head_picture import can_draw
+from core_rerank.pictures import can_draw
 
 from .measures import MAIN, measure_names
 from .report import Report, SystemReport

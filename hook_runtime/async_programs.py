@@ -45,25 +45,31 @@ class AsyncPrograms(Programmed):
             await self._perform(self._loaded(name, program, default))
 
     async def generate(
-        self, prompt: Any, sampling_params: Any = None, *, program: Any = DEFAULT, **kwargs: Any
+        self,
+        prompt: Any,
+        sampling_params: Any = None,
+        *,
+        program: Any = DEFAULT,
+        steer: Any = None,
+        **kwargs: Any,
     ) -> AsyncIterator[Any]:
         """vLLM's ``AsyncLLM.generate``, with a request id of its own where none is given.
 
-        ``program`` is as in ``HookLLM.generate``. What it read is there for ``analyze`` and
-        ``reading`` once the last output has been taken; ProgramError comes then, if at all. Where
-        the program has an attention probe the last output is the only one, and whole.
+        ``program`` and ``steer`` are as in ``HookLLM.generate``. What was read is there for
+        ``analyze`` and ``reading`` once the last output has been taken; ProgramError comes then, if
+        at all. Where the program has an attention probe the last output is the only one, and whole.
         """
         self.check_open()
         self._session.check_whole()
         if sampling_params is None:
             sampling_params = await self._default_params()
-        (plan,) = self._desk.pick(program, 1)
+        (plan,) = self._desk.pick(program, 1, steer)
         if plan.empty:
             async for output in self._stream(prompt, sampling_params, **kwargs):
                 yield output
             return
         if plan.attention is not None:
-            done = await self.perform(prompt, program, sampling_params, **kwargs)
+            done = await self.perform(prompt, program, sampling_params, steer=steer, **kwargs)
             yield done.output
             return
         conductor = await self._ready()
@@ -95,13 +101,16 @@ class AsyncPrograms(Programmed):
         sampling_params: Any = None,
         *,
         program: Any = DEFAULT,
+        steer: Any = None,
         lora_request: Any = None,
         **template: Any,
     ) -> AsyncIterator[Any]:
         """As ``generate``, for a conversation; ``template`` goes to ``apply_chat_template``."""
         prompt = chat_prompt(messages, self.tokenizer, template)
         adapter = {} if lora_request is None else {"lora_request": lora_request}
-        async for output in self.generate(prompt, sampling_params, program=program, **adapter):
+        async for output in self.generate(
+            prompt, sampling_params, program=program, steer=steer, **adapter
+        ):
             yield output
 
     async def perform(
@@ -110,6 +119,7 @@ class AsyncPrograms(Programmed):
         program: Any = DEFAULT,
         sampling_params: Any = None,
         *,
+        steer: Any = None,
         probe: AttentionProbe | None = None,
         lora_request: Any = None,
     ) -> Performed:
@@ -122,7 +132,7 @@ class AsyncPrograms(Programmed):
         sampling_params = self._params_to_perform(sampling_params)
         if sampling_params is None:
             sampling_params = await self._default_params()
-        (plan,) = self._desk.pick(program, 1)
+        (plan,) = self._desk.pick(program, 1, steer)
         with self._call():
             conductor = await self._ready()
             work = Work.of(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .analyzers import Analyzer, Reading
 from .config import ProgramConfig, load_config
 from .errors import ProbeError
+from .interventions import Intervention
 from .programs import ModelShape, Program
 from .templates import AttentionTemplate
 
@@ -39,6 +40,12 @@ class Plan(NamedTuple):
     @property
     def empty(self) -> bool:
         return self.program is None and self.attention is None
+
+    def with_program(self, more: Program) -> Plan:
+        """This, and what another program reads and changes, after its own."""
+        own = self.program or Program()
+        both = Program(own.probes + more.probes, own.interventions + more.interventions)
+        return self._replace(program=both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +115,17 @@ class Desk:
             )
         return found
 
-    def pick(self, given: Any, count: int) -> list[Plan]:
-        """One plan a prompt, from a name, a program, None, or a list of these."""
-        if isinstance(given, Sequence) and not isinstance(given, str):
-            if len(given) != count:
-                raise ProbeError(f"{count} prompts but {len(given)} programs: give one each.")
-            return [self._one(g) for g in given]
-        return [self._one(given)] * count
+    def pick(self, given: Any, count: int, steer: Any = None) -> list[Plan]:
+        """One plan a prompt, from a name, a program, None, or a list of these.
+
+        ``steer``: an intervention or a program to carry out after it, None, or a list of these.
+        """
+        plans = [self._one(g) for g in _one_each(given, count, "programs")]
+        steering = [_steering(s) for s in _one_each(steer, count, "of steer")]
+        return [
+            plan if more is None else plan.with_program(more)
+            for plan, more in zip(plans, steering, strict=True)
+        ]
 
     def _one(self, given: Any) -> Plan:
         if given is DEFAULT:
@@ -175,6 +186,25 @@ class Desk:
                 )
             found.append(chosen.analyze(reading))
         return found
+
+
+def _one_each(given: Any, count: int, what: str) -> list[Any]:
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return [given] * count
+    if len(given) != count:
+        raise ProbeError(f"{count} prompts but {len(given)} {what}: give one each.")
+    return list(given)
+
+
+def _steering(given: Any) -> Program | None:
+    if given is None or isinstance(given, Program):
+        return given
+    if isinstance(given, Intervention):
+        return Program((), (given,))
+    raise ProbeError(
+        f"steer must be an intervention, a Program, or None, not {given!r:.80}: of a steering "
+        "vector, what its scaled(...) or projected() gives."
+    )
 
 
 def _size(reading: Reading) -> int:

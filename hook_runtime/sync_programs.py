@@ -57,6 +57,7 @@ class SyncPrograms(Programmed):
         sampling_params: Any = None,
         *,
         program: Any = DEFAULT,
+        steer: Any = None,
         analyze: bool = False,
         use_tqdm: bool = False,
         **kwargs: Any,
@@ -71,6 +72,8 @@ class SyncPrograms(Programmed):
             program: a `Program`, the name of a loaded one, None for none, or a list with one a
                 prompt; by default the one loaded as the default, if any. What it read is there
                 for ``analyze`` and ``reading`` by ``output.request_id``.
+            steer: an intervention, or a `Program`, to carry out after ``program``, or a list with
+                one or None a prompt.
             analyze: return `Analyzed`, with what the programs' analyzers make of it, too.
             use_tqdm: show a progress bar.
             **kwargs: vLLM's; with a program, ``lora_request`` only.
@@ -85,13 +88,15 @@ class SyncPrograms(Programmed):
         """
         self._check_open()
         given = as_list(prompts)
-        plans = self._desk.pick(program, len(given))
+        plans = self._desk.pick(program, len(given), steer)
         if all(plan.empty for plan in plans):
             if analyze and any(plan.analyzer for plan in plans):
                 raise ProbeError("the program reads nothing that its analyzer could look at.")
             outputs = self._generate(prompts, sampling_params, use_tqdm=use_tqdm, **kwargs)
             return Analyzed(outputs, [None] * len(outputs)) if analyze else outputs
-        done = self.perform(given, program, sampling_params, progress=use_tqdm, **kwargs)
+        done = self.perform(
+            given, program, sampling_params, steer=steer, progress=use_tqdm, **kwargs
+        )
         outputs = [one.output for one in done]
         if not analyze:
             return outputs
@@ -107,6 +112,7 @@ class SyncPrograms(Programmed):
         sampling_params: Any = None,
         *,
         program: Any = DEFAULT,
+        steer: Any = None,
         analyze: bool = False,
         use_tqdm: bool = False,
         lora_request: Any = None,
@@ -127,6 +133,7 @@ class SyncPrograms(Programmed):
             prompts,
             sampling_params,
             program=program,
+            steer=steer,
             analyze=analyze,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
@@ -138,6 +145,7 @@ class SyncPrograms(Programmed):
         programs: Any = DEFAULT,
         sampling_params: Any = None,
         *,
+        steer: Any = None,
         probes: Sequence[AttentionProbe | None] | None = None,
         lora_request: Any = None,
         progress: bool = False,
@@ -149,6 +157,7 @@ class SyncPrograms(Programmed):
         Args:
             prompts: vLLM's; one with a program must be text or token ids.
             programs: as ``program`` of ``generate``.
+            steer: as in ``generate``.
             sampling_params: one for all or one a prompt. On an engine with layers cut off there
                 must be none: prompts are then computed and nothing is generated.
             probes: attention probes, one or None a prompt, in place of the programs' own.
@@ -162,7 +171,7 @@ class SyncPrograms(Programmed):
         """
         self._check_open()
         count = len(prompts)
-        plans = self._desk.pick(programs, count)
+        plans = self._desk.pick(programs, count, steer)
         sampling_params = self._params_to_perform(sampling_params)
         if sampling_params is None:
             sampling_params = self.llm.get_default_sampling_params()

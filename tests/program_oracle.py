@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,42 @@ def reference_states(
     import torch
 
     model = _model(str(model_dir), dtype or torch.float32, "cpu")
+    with _hooked(model, program, prompt_len) as (streams, outputs), torch.no_grad():
+        model(torch.tensor([list(tokens)]), use_cache=False)
+    answers = []
+    for probe in program.probes:
+        where = _positions(probe.positions, 0, None, prompt_len, len(tokens))
+        if isinstance(probe, HeadOutputProbe):
+            rows = [outputs[h.layer][0, where, h.head] for h in probe.heads]
+        else:
+            rows = [streams[i][0, where] for i in probe.layers]  # type: ignore[attr-defined]
+        values = torch.stack(rows)
+        if probe.reduce == "mean" and len(where):
+            values = values.double().mean(dim=1, keepdim=True)
+        answers.append(values.float().numpy())
+    return answers
+
+
+def reference_greedy(
+    model_dir: str | Path, prompt: Sequence[int], program: Program, count: int
+) -> list[int]:
+    """The likeliest token each time, everything computed anew for each. All layers named."""
+    import torch
+
+    model = _model(str(model_dir), torch.float32, "cpu")
+    tokens = list(prompt)
+    with _hooked(model, program, len(prompt)), torch.no_grad():
+        for _ in range(count):
+            logits = model(torch.tensor([tokens]), use_cache=False).logits
+            tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@contextlib.contextmanager
+def _hooked(
+    model: Any, program: Program, prompt_len: int
+) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
+    """The model under the program's interventions; the last forward's streams and head outputs."""
     layers = model.model.layers
     streams: dict[int, Any] = {}
     outputs: dict[int, Any] = {}
@@ -55,23 +92,10 @@ def reference_states(
         model.model.norm.register_forward_hook(lambda m, a, o: streams.update({len(layers): o}))
     )
     try:
-        with torch.no_grad():
-            model(torch.tensor([list(tokens)]), use_cache=False)
+        yield streams, outputs
     finally:
         for handle in handles:
             handle.remove()
-    answers = []
-    for probe in program.probes:
-        where = _positions(probe.positions, 0, None, prompt_len, len(tokens))
-        if isinstance(probe, HeadOutputProbe):
-            rows = [outputs[h.layer][0, where, h.head] for h in probe.heads]
-        else:
-            rows = [streams[i][0, where] for i in probe.layers]  # type: ignore[attr-defined]
-        values = torch.stack(rows)
-        if probe.reduce == "mean" and len(where):
-            values = values.double().mean(dim=1, keepdim=True)
-        answers.append(values.float().numpy())
-    return answers
 
 
 def _at_layer(output: Any, index: int, own: list[Intervention], prompt_len: int) -> Any:

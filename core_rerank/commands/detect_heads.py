@@ -11,8 +11,9 @@ import typer
 
 from core_rerank.head_detection import DEFAULT_HEADS, Selection, find_heads
 from core_rerank.head_measuring import MeasureSettings
-from core_rerank.head_picture import can_draw, check_picture, draw_detection
+from core_rerank.head_picture import draw_detection
 from core_rerank.head_store import MANIFEST, AttentionStore
+from core_rerank.pictures import can_draw, check_picture
 
 from .detect_injection_heads import TaskName, TaskOption
 from .detection_tables import heads_table, quality_table, stability_line

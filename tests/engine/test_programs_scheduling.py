@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import start_engine
-from program_oracle import assert_ran, reference_states
+from program_oracle import assert_ran, reference_greedy, reference_states
 from program_runs import greedy, run_programs, tokens
 
 from hook_runtime.errors import ProbeError
@@ -65,6 +65,8 @@ def test_tensor_parallel(
     with start_engine(folder, enforce_eager=True, tensor_parallel_size=2) as engine:
         (ran,) = run_programs(engine, [tokens(90, seed=1)], [program], greedy(4))
     assert_ran(folder, ran, 90)
+    generated = list(ran.output.outputs[0].token_ids)
+    assert generated == reference_greedy(folder, tokens(90, seed=1), ran.program, 4)
 
 
 def test_bfloat16(smollm2_dir: Path) -> None:

@@ -38,6 +38,7 @@ CORE_RERANK = {
     "RankedDocument",
     "Ranking",
     "Reranker",
+    "SteeringVector",
     "TokenScore",
     "__version__",
     "fuse",

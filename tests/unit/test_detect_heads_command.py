@@ -179,7 +179,7 @@ def test_the_picture_is_beside_the_head_set(
     assert detect(*MEASURE, "--k", "1", "-o", "x.yaml").exit_code == 0
     assert Path("x.png").read_bytes().startswith(b"\x89PNG")
     Path("x.png").unlink()
-    monkeypatch.setattr("core_rerank.head_picture.find_spec", lambda _: None)
+    monkeypatch.setattr("core_rerank.pictures.find_spec", lambda _: None)
     result = detect("--store", "x.store", "--k", "1", "-o", "x.yaml")
     assert result.exit_code == 0
     assert "no picture: it needs matplotlib" in result.stderr

@@ -15,7 +15,8 @@ from core_rerank.errors import MissingDependencyError
 from core_rerank.head_attention import HeadAttention, Measurement, QueryAttention
 from core_rerank.head_detection import Detection, Selection, find_heads
 from core_rerank.head_methods import Method
-from core_rerank.head_picture import check_picture, draw_detection
+from core_rerank.head_picture import draw_detection
+from core_rerank.pictures import check_picture
 from hook_runtime.specs import Head, ModelInfo
 
 pytest.importorskip("matplotlib")
@@ -94,7 +95,7 @@ def test_other_endings_are_refused() -> None:
 def test_without_matplotlib_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("core_rerank.head_picture.find_spec", lambda _: None)
+    monkeypatch.setattr("core_rerank.pictures.find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'core-rerank\[plots\]'"):
         draw_detection(detection(), tmp_path / "heads.svg")
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from hook_runtime import compat
 from hook_runtime.analyzers import Analyzer, Reading
 from hook_runtime.async_engine import AsyncHookLLM
 from hook_runtime.async_programs import AsyncPrograms
-from hook_runtime.desk import MAX_READINGS, Plan
+from hook_runtime.desk import DEFAULT, MAX_READINGS, Plan
 from hook_runtime.engine import HookLLM
 from hook_runtime.errors import ProbeError, ProgramError
 from hook_runtime.interventions import AddVector
@@ -213,6 +213,7 @@ class Offline(SyncPrograms):
         self._leftover_runs = []
         self._begin_programs(1 << 30)
         self.batches: list[int] = []
+        self.sent: list[list[Program]] = []
         self.adapters: list[Any] = []
         self.count = 0
 
@@ -232,6 +233,7 @@ class Offline(SyncPrograms):
         self, prompts: Any, probes: Any, params: Any, adapters: Any, runs: Any, progress: bool
     ) -> Any:
         self.batches.append(len(runs))
+        self.sent.append([run.program for run in runs.values()])
         self.adapters.extend(adapters)
         outputs = [output(f"r{self.count + i}", GENERATED[:1]) for i in range(len(prompts))]
         self.count += len(prompts)
@@ -403,3 +405,48 @@ def test_a_cancelled_hold_leaves_no_vectors_for_ever() -> None:
         assert set(held) == set(programs[1].vectors)
 
     asyncio.run(run())
+
+
+# ---------------------------------------------------------------- steering
+
+
+TURN = AddVector([2], np.ones(2), 4)
+
+
+def test_steering_comes_after_the_program() -> None:
+    engine = Offline()
+    engine._desk.load("default", Plan(STEERED), True)
+    both = Program(STEERED.probes, (*STEERED.interventions, TURN))
+    steer = [TURN, None, Program(READS.probes, TURN)]
+    assert [plan.program for plan in engine._desk.pick(DEFAULT, 3, steer)] == [
+        both,
+        STEERED,
+        Program((*STEERED.probes, *READS.probes), both.interventions),
+    ]
+    engine.generate([PROMPT] * 3, params(), steer=[TURN, None, TURN])
+    engine.chat([{"role": "user", "content": "x"}], params(), program=None, steer=TURN)
+    sent = [program for batch in engine.sent for program in batch]
+    assert sent == [both, STEERED, both, Program((), TURN)]
+
+
+def test_steering_of_a_stream() -> None:
+    async def run() -> Any:
+        engine = Online()
+        async for _ in engine.generate(PROMPT, params(), steer=Program(READS.probes, TURN)):
+            pass
+        _ = [o async for o in engine.generate(PROMPT, params())]
+        return engine.sent, engine.reading("r")
+
+    (steered, plain), reading = asyncio.run(run())
+    assert steered["cache_salt"]
+    assert "cache_salt" not in plain
+    assert len(reading.states) == 1
+
+
+@pytest.mark.parametrize(
+    ("steer", "message"),
+    [(4, "projected"), ("lower", "must be an intervention"), ([TURN], "2 prompts but 1 of steer")],
+)
+def test_what_is_no_steering(steer: Any, message: str) -> None:
+    with pytest.raises(ProbeError, match=message):
+        Offline().generate([PROMPT] * 2, params(), steer=steer)

@@ -1,0 +1,90 @@
+"""Steering's evaluation: what has a form and what has not, and the page of figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core_rerank.eval.steering import CONDITIONS, PROMPTS, SHOTS, wilson
+from core_rerank.eval.steering_checks import CONSTRAINTS, is_readable
+from core_rerank.eval.steering_report import draw, markdown
+
+BY_NAME = {constraint.name: constraint for constraint in CONSTRAINTS}
+TEXT = "A glacier is a river of ice. It moves slowly! Why? Because it is heavy."
+
+
+@pytest.mark.parametrize(
+    ("name", "holding", "failing"),
+    [
+        ("lower-case", ["it is 4 km of ice."], ["It is ice.", "4 + 4", "iPhone and all that"]),
+        ("capitals", ["IT IS 4 KM OF ICE."], ["IT is ICE", "", "4"]),
+        ("one-sentence", ["It is a river of ice."], ["It is ice. It moves.", "It is\nice.", ""]),
+        (
+            "json",
+            ['{"a": "it is ice"}', '["ice"]', '```json\n{"a": 1}\n```', '```\n{"a": 1}```'],
+            ["ice", '"ice"', "4", '{"a": "it', 'Here: {"a": 1}', '```json\n{"a": 1}\n``` so'],
+        ),
+        ("bullets", ["- it\n- is", "1. it\n2. is\n", "* it\n\n* is"], ["- it", "So:\n- it\n- is"]),
+    ],
+)
+def test_forms(name: str, holding: list[str], failing: list[str]) -> None:
+    assert all(BY_NAME[name].holds(text) for text in holding)
+    assert not any(BY_NAME[name].holds(text) for text in failing)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.name)
+def test_a_rewritten_answer_has_the_form(constraint: Any) -> None:
+    assert constraint.followed(constraint.rewrite(TEXT), cut=False)
+    assert not constraint.followed(TEXT, cut=False)
+    assert constraint.followed(constraint.rewrite(TEXT), cut=True) is not constraint.whole
+
+
+def test_loops_and_empty_answers_are_no_success() -> None:
+    for text in ("", "ice", "the ice the ice the ice the ice", "-1 -1 -1 -1 -1 -1"):
+        assert not is_readable(text)
+        assert not BY_NAME["lower-case"].followed(text, cut=False)
+    assert is_readable("the ice is a river of ice")
+
+
+def test_no_prompt_is_in_two_splits() -> None:
+    prompts = json.loads(Path(PROMPTS).read_text(encoding="utf-8"))
+    every = [prompt for texts in prompts.values() for prompt in texts]
+    assert {split: len(texts) for split, texts in prompts.items()} == {
+        "fit": 40,
+        "development": 10,
+        "test": 30,
+    }
+    assert len(set(every)) == len(every)
+    assert max(SHOTS) < len(prompts["fit"])
+
+
+def test_wilsons_interval() -> None:
+    assert wilson(15, 30) == pytest.approx((0.3315, 0.6685), abs=1e-4)
+    assert wilson(0, 30) == pytest.approx((0.0, 0.1135), abs=1e-4)
+
+
+def test_the_page_and_its_picture(tmp_path: Path) -> None:
+    condition = {
+        "followed": 0.5,
+        "interval": [0.33, 0.67],
+        "readable": 1.0,
+        "perplexity": 7.25,
+        "example": "a | b",
+    }
+    setting = {"contrast": "instruction", "layer": 14, "coefficient": None}
+    one = {"setting": setting, "conditions": dict.fromkeys(CONDITIONS, condition)}
+    found = {
+        "model": "org/m",
+        "prompts": {"fit": 40, "development": 10, "test": 30},
+        "constraints": {"json": one},
+    }
+    page = markdown(found)
+    rate = "0.50 (0.33 to 0.67)"
+    assert f"| json | {' | '.join([rate] * 4)} | instruction, layer 14, projected |" in page
+    assert "7.2 (1.00)" in page
+    assert r"a \| b" in page
+    assert draw(found, tmp_path / "steering.png")
+    assert (tmp_path / "steering.png").stat().st_size > 5000
