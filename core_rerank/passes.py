@@ -10,10 +10,12 @@ from hook_runtime.errors import IncompleteCaptureError
 from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
 from .calibration import NullPassMemory, pass_key
+from .errors import NotFiniteError
 from .heads import Window
 from .inputs import RerankInput
 from .prompt import Prompt, PromptBuilder
-from .scoring import Strategy, aggregate_heads, calibrate
+from .ranking import ScoredDocument
+from .scoring import Strategy, aggregate_heads, calibrate, score_document
 from .screening import Screen
 from .windows import WindowPrompt, plan_windows
 
@@ -186,6 +188,38 @@ class PassReader:
                 found[key] = HeadAttention(capture.heads, values)
         return found
 
+    def score(
+        self,
+        given: RerankInput,
+        plan: Plan,
+        attention: Attention,
+        heads: Mapping[bytes, HeadAttention] | None,
+    ) -> list[ScoredDocument]:
+        """Each document that was read; by head where ``heads`` has that.
+
+        Raises:
+            NotFiniteError: the engine returned NaN; names the document.
+        """
+        scored = []
+        for reading in plan:
+            tokens = reading.tokens(attention)
+            by_head = heads[reading.query.key] if heads is not None else None
+            prompt, start = reading.window.prompt, 0
+            for place, offsets, truncated, injection in zip(
+                reading.window.places,
+                prompt.offsets,
+                prompt.truncated,
+                reading.injection(attention),
+                strict=True,
+            ):
+                columns = slice(start, start + len(offsets))
+                part, start = tokens[columns], columns.stop
+                _check_finite(part, place, given)
+                score = score_document(part, token_filter=self.filters_tokens)
+                each = by_head.of(columns) if by_head is not None else None
+                scored.append(ScoredDocument(place, score, truncated, offsets, each, injection))
+        return scored
+
     def _pass(self, prompt: Prompt, by_head: bool = False) -> Pass:
         rows = prompt.rows(self.strategy.rows)
         # Weights tell heads apart, so only a plain sum can be taken where they are captured.
@@ -227,3 +261,15 @@ class PassReader:
 
 def _null_passes(plans: Iterable[Plan]) -> Iterator[Pass]:
     return (r.null for plan in plans for r in plan if r.null is not None)
+
+
+def _check_finite(tokens: np.ndarray, place: int, given: RerankInput) -> None:
+    import numpy as np
+
+    if not np.isfinite(tokens).all():
+        doc_id = given.doc_ids[place]
+        named = "" if doc_id is None else f" (id {doc_id!r})"
+        raise NotFiniteError(
+            f"the engine returned attention that is not finite for document {place}{named}: "
+            "nothing can be ranked by it. Use dtype='bfloat16' or 'float32' if float16 overflows."
+        )

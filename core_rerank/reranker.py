@@ -13,15 +13,14 @@ from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
 from .answering import answer_prompt
 from .backends import OpenBackend, name_model, open_backend
 from .calibration import NullPassMemory
-from .errors import ClosedError, NotFiniteError
+from .errors import ClosedError
 from .heads import HeadSet, Window
 from .injection_heads import InjectionHeads
 from .inputs import RerankInput, check_input, check_tasks, check_top_n, naming_task
 from .models import ResolvedModel
 from .passes import Attention, HeadAttention, PassReader, Plan
 from .prompt import DEFAULT_MAX_TOKENS_PER_DOC, PromptBuilder
-from .ranking import ScoredDocument, build_ranking
-from .scoring import score_document
+from .ranking import build_ranking
 from .screening import Screen
 from .settings import (
     check_explain,
@@ -37,8 +36,6 @@ from .settings import (
 from .types import DocId, Document, Explain, Ranking
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from hook_runtime.async_engine import AsyncHookLLM
     from hook_runtime.engine import HookLLM
 
@@ -391,7 +388,7 @@ class Reranker:
         scored = []
         for number, (given, plan) in enumerate(zip(inputs, plans, strict=True)):
             with naming_task(number, of=len(inputs)):
-                scored.append(self._score(given, plan, attention, heads))
+                scored.append(self._reader.score(given, plan, attention, heads))
         return [
             build_ranking(
                 given,
@@ -415,45 +412,6 @@ class Reranker:
             return await backend.acapture(requests)
         return await asyncio.to_thread(backend.capture, requests)
 
-    def _score(
-        self,
-        given: RerankInput,
-        plan: Plan,
-        attention: Attention,
-        heads: Mapping[bytes, HeadAttention] | None,
-    ) -> list[ScoredDocument]:
-        scored = []
-        for reading in plan:
-            tokens = reading.tokens(attention)
-            by_head = heads[reading.query.key] if heads is not None else None
-            prompt, start = reading.window.prompt, 0
-            for place, offsets, truncated, injection in zip(
-                reading.window.places,
-                prompt.offsets,
-                prompt.truncated,
-                reading.injection(attention),
-                strict=True,
-            ):
-                columns = slice(start, start + len(offsets))
-                part, start = tokens[columns], columns.stop
-                _check_finite(part, place, given)
-                score = score_document(part, token_filter=self._reader.filters_tokens)
-                each = by_head.of(columns) if by_head is not None else None
-                scored.append(ScoredDocument(place, score, truncated, offsets, each, injection))
-        return scored
-
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"this Reranker for {self.model_id} was closed: create a new one.")
-
-
-def _check_finite(tokens: np.ndarray, place: int, given: RerankInput) -> None:
-    import numpy as np
-
-    if not np.isfinite(tokens).all():
-        doc_id = given.doc_ids[place]
-        named = "" if doc_id is None else f" (id {doc_id!r})"
-        raise NotFiniteError(
-            f"the engine returned attention that is not finite for document {place}{named}: "
-            "nothing can be ranked by it. Use dtype='bfloat16' or 'float32' if float16 overflows."
-        )
