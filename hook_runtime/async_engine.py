@@ -285,7 +285,8 @@ class AsyncHookLLM(AsyncPrograms):
         run = ask.run
         if run is not None and self._conductor is not None:
             run = self._conductor.again(run)
-        return ask._replace(params=one_token(), run=run)
+        options = {k: v for k, v in (ask.options or {}).items() if k != "request_id"}
+        return ask._replace(params=one_token(), run=run, options=options)
 
     async def _submit(self, submission: Submission) -> tuple[int, Any]:
         """The engine that ran the request, and its final output.
@@ -306,9 +307,9 @@ class AsyncHookLLM(AsyncPrograms):
                     async for output in self.engine.generate(
                         submission.prompt,
                         submission.params,
-                        self._request_id(),
                         lora_request=adapter,
                         data_parallel_rank=rank if self._engines > 1 else None,
+                        **{"request_id": self._request_id(), **submission.options},
                     ):
                         prefilled()
                         final = output

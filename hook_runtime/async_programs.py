@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from .conductor import Conductor, Run, states_of, with_program, with_salt
 from .config import ProgramConfig
 from .desk import DEFAULT
+from .errors import ProbeError
 from .exchange import gives_deltas, with_whole_output
 from .fetcher import Fetcher
 from .hooked import Call
@@ -122,11 +123,13 @@ class AsyncPrograms(Programmed):
         steer: Any = None,
         probe: AttentionProbe | None = None,
         lora_request: Any = None,
+        **options: Any,
     ) -> Performed:
         """Generate under a program: the final output, and what was read.
 
-        Arguments and errors are those of ``HookLLM.perform``, for one prompt. The output is
-        whole, whatever ``sampling_params.output_kind`` says.
+        Arguments and errors are those of ``HookLLM.perform``, for one prompt; ``options`` are
+        further ones of vLLM's ``AsyncLLM.generate``, such as ``request_id`` and ``priority``. The
+        output is whole, whatever ``sampling_params.output_kind`` says.
         """
         self.check_open()
         sampling_params = self._params_to_perform(sampling_params)
@@ -140,7 +143,7 @@ class AsyncPrograms(Programmed):
             )
             conductor.check_sizes([work.size])
             async with self._running(work, conductor) as run:
-                output, capture = await self._output(work, run)
+                output, capture = await self._output(work, run, options)
                 generated = output.outputs[0].token_ids
                 states = await self._states(run, len(generated)) if run is not None else ()
             return self._keep(work, output, generated, capture, states)
@@ -183,9 +186,17 @@ class AsyncPrograms(Programmed):
         self._states_fetcher.discard(run.run_id)
         self._conductor.leave_cache(run)
 
-    async def _output(self, work: Work, run: Run | None) -> tuple[Any, Capture | None]:
+    async def _output(
+        self, work: Work, run: Run | None, options: dict[str, Any]
+    ) -> tuple[Any, Capture | None]:
         if work.probe is not None:
-            ask = Ask(CaptureRequest(work.tokens, work.probe), work.params, work.adapter, run)
+            if options.pop("data_parallel_rank", None) is not None:
+                raise ProbeError(
+                    "data_parallel_rank may not be given where attention is read: requests with "
+                    "equal beginnings go to one engine. Leave it out."
+                )
+            request = CaptureRequest(work.tokens, work.probe)
+            ask = Ask(request, work.params, work.adapter, run, options)
             self._check(ask)
             await self._ensure_held([ask.request])
             return await self._captured(ask, asyncio.Event())
@@ -194,7 +205,7 @@ class AsyncPrograms(Programmed):
             prompt = with_salt({"prompt_token_ids": list(work.tokens)}, run)
             params = with_program(params, run)
         final = None
-        async for output in self._stream(prompt, params, lora_request=work.adapter):
+        async for output in self._stream(prompt, params, lora_request=work.adapter, **options):
             final = output
         return final, None
 

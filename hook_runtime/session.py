@@ -27,13 +27,14 @@ from .specs import AttentionProbe, Capture, CaptureRequest, Head, ModelInfo
 
 
 class Ask(NamedTuple):
-    """A probed request, vLLM's ``SamplingParams`` for it, its ``LoRARequest`` or None, and the run
-    of a program or None."""
+    """A probed request, vLLM's ``SamplingParams`` for it, its ``LoRARequest`` or None, the run of a
+    program or None, and further arguments of the engine's ``generate`` or None."""
 
     request: CaptureRequest
     params: Any
     adapter: Any = None
     run: Run | None = None
+    options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Submission:
     params: Any
     adapter: Any
     generation: int
+    options: Mapping[str, Any]
 
 
 class Session:
@@ -189,7 +191,7 @@ class Session:
 
         ``fresh`` keeps the request to a cache of its own, so that all of it is computed.
         """
-        request, params, adapter, run = ask
+        request, params, adapter, run, options = ask
         capture_id = str(next(self._ids))
         everything = request.probe.heads == "all"
         salt = "hook_runtime/all" if everything else self.salt
@@ -202,7 +204,9 @@ class Session:
         carried = with_probe(params, capture_id, request.probe)
         if run is not None:
             prompt, carried = with_salt(prompt, run), with_program(carried, run)
-        return Submission(capture_id, request, prompt, carried, adapter, self._generation)
+        return Submission(
+            capture_id, request, prompt, carried, adapter, self._generation, options or {}
+        )
 
     def capture(
         self, request: CaptureRequest, result: dict[str, Any], output: Any, tries: int

@@ -27,6 +27,7 @@ from hook_runtime.programs import Program
 from hook_runtime.session import Session
 from hook_runtime.specs import AttentionProbe, Head, ModelInfo
 from hook_runtime.sync_programs import SyncPrograms
+from hook_runtime.templates import AttentionTemplate
 
 MODEL = ModelInfo("tiny", None, 4, 4, 6, 512, "float32", "cpu", "vllm")
 PROMPT = {"prompt_token_ids": [1, 2, 3, 4]}
@@ -80,9 +81,11 @@ class Online(AsyncPrograms):
         self._begin_programs(1 << 20)
         self.failure: str | None = None
         self.sent: list[Any] = []
+        self.options: list[Any] = []
 
     async def _stream(self, prompt: Any, sampling_params: Any, **kwargs: Any) -> AsyncIterator[Any]:
         self.sent.append(prompt)
+        self.options.append(kwargs)
         for i in range(3):
             await asyncio.sleep(0)
             ids = GENERATED[i : i + 1] if sampling_params.output_kind == "delta" else GENERATED
@@ -145,6 +148,18 @@ def test_all_that_was_generated_is_counted(kind: str) -> None:
     for found in (reading, performed.reading):
         assert found.token_ids == tuple(GENERATED)
         assert found.states[0].positions == (0, 6)
+
+
+def test_arguments_of_the_engine_are_passed_on() -> None:
+    options = {"request_id": "mine", "priority": 3}
+
+    async def run() -> list[Any]:
+        engine = Online()
+        await engine.perform(PROMPT, STEERED, params(), **options)
+        _ = [o async for o in engine.generate(PROMPT, params(), program=STEERED, **options)]
+        return engine.options
+
+    assert asyncio.run(run()) == [{"lora_request": None, **options}, options]
 
 
 async def fail(engine: Online) -> None:
@@ -330,9 +345,11 @@ class CapturingOnline(AsyncHookLLM):
         self._session, self._tokenizer = session(), None
         self.fails = fails
         self.tries = 0
+        self.options: list[Any] = []
 
     async def _submit(self, submission: Any) -> Any:
         self.tries += 1
+        self.options.append(dict(submission.options))
         return 0, output("r", GENERATED if self.tries == 1 else GENERATED[:1])
 
     async def _rpc_on(self, rank: int, method: str, *args: Any) -> list[Any]:
@@ -355,15 +372,37 @@ def perform_online(fails: bool) -> Any:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("perform", [perform_offline, perform_online])
-def test_attention_computed_once_more_without_its_program_never_comes_back(
-    perform: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "count_engines", lambda _: 1)
     monkeypatch.setattr("hook_runtime.engine.one_token", params)
     monkeypatch.setattr("hook_runtime.async_engine.one_token", params)
     monkeypatch.setattr("hook_runtime.async_engine.engine_alive", contextlib.nullcontext)
     monkeypatch.setattr("hook_runtime.engine.engine_alive", contextlib.nullcontext)
+
+
+@pytest.mark.usefixtures("_no_vllm")
+def test_arguments_of_the_engine_go_with_attention_too() -> None:
+    """As vLLM's application gives them; the id is that of the computation whose output counts."""
+    plan = Plan(STEERED, AttentionTemplate(["1-1"], query=(3, 4), spans=((0, 3),)))
+
+    async def run() -> tuple[list[Any], Any]:
+        engine = CapturingOnline(False)
+        engine._desk.load("reads", plan, default=False)
+        how = {"request_id": "r", "priority": 3, "data_parallel_rank": None, "lora_request": None}
+        (_,) = [o async for o in engine.generate(PROMPT, params(), program="reads", **how)]
+        with pytest.raises(ProbeError, match="data_parallel_rank may not be given"):
+            await engine.perform(PROMPT, "reads", params(), data_parallel_rank=1)
+        return engine.options, engine.reading("r")
+
+    options, reading = asyncio.run(run())
+    assert options == [{"request_id": "r", "priority": 3}, {"priority": 3}]
+    assert reading.attention is not None
+
+
+@pytest.mark.usefixtures("_no_vllm")
+@pytest.mark.parametrize("perform", [perform_offline, perform_online])
+def test_attention_computed_once_more_without_its_program_never_comes_back(perform: Any) -> None:
     done = perform(False)
     assert done.reading.attention.values.tolist() == [[1, 1, 1]]
     assert done.reading.attention.recomputed
