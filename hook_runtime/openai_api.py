@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from . import compat
 from .bridged import BridgedHookLLM
-from .desk import DEFAULT
 from .errors import ProbeError
 
 ROUTES = {"/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST"}
 _RESERVED = "hook_runtime"
 _OLD = "vllm.entrypoints.openai"  # up to 0.31 or so
 _NEW = "vllm.entrypoints.launchers"
-_program: contextvars.ContextVar[Any] = contextvars.ContextVar("program", default=DEFAULT)
+_program: contextvars.ContextVar[str | None] = contextvars.ContextVar("program", default=None)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -51,7 +50,8 @@ class OpenAIApplication:
     async def __call__(
         self, scope: Message, receive: Receive, send: Send, *, program: str | None = None
     ) -> None:
-        """Answer one request, under a loaded program or the engine's default one."""
+        """Answer one request, under a loaded program or none: also not the engine's default one,
+        which would refuse what cannot have a program."""
         here, there = asyncio.get_running_loop(), self._hooked.loop
 
         async def receive_here() -> Message:
@@ -62,7 +62,7 @@ class OpenAIApplication:
             await asyncio.wrap_future(sent)
 
         async def answer() -> None:
-            _program.set(DEFAULT if program is None else program)
+            _program.set(program)
             inner = {**scope, "state": dict(scope.get("state", {}))}
             await self._app(inner, receive_here, send_here)
 
@@ -82,6 +82,11 @@ class _Client:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._hooked.engine, name)
 
+    @property
+    def model_name(self) -> str:
+        """The model by its name."""
+        return self._hooked.model.name
+
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **how: Any
     ) -> AsyncIterator[Any]:
@@ -92,8 +97,8 @@ class _Client:
         if str(prompt.get("cache_salt") or "").startswith(_RESERVED):
             raise ProbeError(f"cache_salt may not begin with {_RESERVED!r}: captures use that.")
         program = _program.get()
-        if program is not DEFAULT:
-            if "prompt_token_ids" not in prompt or "multi_modal_data" in prompt:
+        if program is not None:
+            if not _is_text(prompt):
                 raise ProbeError("a request with a program may hold text only.")
             if prompt.get("cache_salt"):
                 raise ProbeError("a request with a program may not have a cache_salt.")
@@ -104,6 +109,12 @@ class _Client:
             yield output
 
 
+def _is_text(prompt: Mapping[str, Any]) -> bool:
+    """Whether it is tokens alone; images and embeddings come with another type and more keys."""
+    other = any(key.startswith(("mm_", "multi_modal")) for key in prompt)
+    return prompt.get("type", "token") == "token" and "prompt_token_ids" in prompt and not other
+
+
 async def _application(client: _Client, names: Sequence[str]) -> Any:
     """vLLM's application with its state, as its own server makes it."""
     parser = compat.either((f"{_NEW}.cli_args", f"{_OLD}.cli_args"), "make_arg_parser")
@@ -112,7 +123,7 @@ async def _application(client: _Client, names: Sequence[str]) -> Any:
     fill = compat.either((f"{_NEW}.api_server.app_state", f"{_OLD}.api_server"), "init_app_state")
     args = parser(arguments()).parse_args([])
     config = client.vllm_config.model_config
-    args.model = config.model
+    args.model = client.model_name  # callers are told it: not the folder that it lies in
     args.served_model_name = list(names)
     args.api_key = [""]  # no key here, nor that of VLLM_API_KEY: who may call is the caller's
     args.allowed_origins = []

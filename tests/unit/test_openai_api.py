@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hook_runtime import BridgedHookLLM, ProbeError, openai_api
-from hook_runtime.desk import DEFAULT
+from hook_runtime import BridgedHookLLM, ProbeError, compat, openai_api
 
 
 class Hooked:
@@ -20,6 +19,7 @@ class Hooked:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.engine = SimpleNamespace(name="vllm's")
+        self.model = SimpleNamespace(name="some/model")
         self.asked: list[Any] = []
         self.cancelled = threading.Event()
 
@@ -104,7 +104,7 @@ def test_requests_of_one_loop_run_on_the_other(hooked: Hooked, application: Any)
     prompt, extra, how = asked[(97,)]
     assert prompt["prompt"] == "text"
     assert extra == {"own": 1}  # what workers obey is not for callers to set
-    assert how == {"program": DEFAULT, "request_id": "r1", "seconds": 0.0}
+    assert how == {"program": None, "request_id": "r1", "seconds": 0.0}  # nor the default one
     prompt, _, how = asked[(98,)]
     assert prompt == {"prompt_token_ids": [98]}
     assert how["program"] == "loud"
@@ -130,8 +130,50 @@ def test_the_captures_cache_is_out_of_reach(application: Any) -> None:
     assert told[0]["body"] == b"to [97]"
 
 
-def test_a_program_changes_text_alone(application: Any) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"type": "multimodal", "mm_kwargs": {}, "mm_hashes": {}, "mm_placeholders": {}},
+        {"type": "embeds", "is_token_ids": [True]},
+        {"type": "token", "mm_kwargs": {}},
+        {"multi_modal_data": {}},
+    ],
+)
+def test_a_program_changes_text_alone(hooked: Hooked, application: Any, more: Any) -> None:
     with pytest.raises(ProbeError, match="may hold text only"):
-        asyncio.run(answered(application, b"a", {"multi_modal_data": {}}, program="loud"))
+        asyncio.run(answered(application, b"a", more, program="loud"))
+    assert not hooked.asked
+    told = asyncio.run(answered(application, b"a", {"type": "token"}, program="loud"))
+    assert told[0]["body"] == b"to [97]"
+    assert asyncio.run(answered(application, b"a", more))[0]["body"] == b"to [97]"
+
+
+def test_a_program_has_a_cache_of_its_own(application: Any) -> None:
     with pytest.raises(ProbeError, match="may not have a cache_salt"):
         asyncio.run(answered(application, b"a", {"cache_salt": "mine"}, program="loud"))
+
+
+def test_callers_are_not_told_where_the_model_lies(
+    hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooked.engine.vllm_config = SimpleNamespace(model_config=SimpleNamespace(model="/secret/x"))
+    filled: list[Any] = []
+
+    async def fill(client: Any, state: Any, args: Any, tasks: Any) -> None:
+        filled.append(args)
+
+    class Parser:
+        def parse_args(self, _: Any) -> Any:
+            return SimpleNamespace()
+
+    made = {
+        "make_arg_parser": lambda parser: parser,
+        "build_app": lambda args, tasks, config: SimpleNamespace(state=SimpleNamespace()),
+        "init_app_state": fill,
+    }
+    monkeypatch.setattr(compat, "either", lambda _, name: made[name])
+    monkeypatch.setattr(compat, "symbol", lambda *_: Parser)
+    openai_api.OpenAIApplication(BridgedHookLLM(hooked), ["small"])  # type: ignore[arg-type]
+    (args,) = filled
+    assert (args.model, args.served_model_name) == ("some/model", ["small"])
+    assert "/secret" not in str(vars(args))
