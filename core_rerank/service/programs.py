@@ -8,6 +8,8 @@ import binascii
 import dataclasses
 import hmac
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Request, Response
@@ -42,6 +44,7 @@ def programs_router(backend: BridgedHookLLM, settings: ServiceSettings) -> APIRo
         if not any(fits):
             raise NoKey(f"programs need the admin token: send {HEADER}: TOKEN.")
 
+    changing = asyncio.Lock()  # what was checked holds until it is done
     router = APIRouter(prefix="/v1/programs", tags=["programs"], dependencies=[Depends(admin)])
 
     @router.get("")
@@ -58,26 +61,36 @@ def programs_router(backend: BridgedHookLLM, settings: ServiceSettings) -> APIRo
         """
         if not _NAME.fullmatch(name):
             raise Invalid("a program's name has 1 to 64 of A-Z a-z 0-9 . _ -", field="name")
-        loaded = {info.name for info in backend.list_programs()}
-        if name not in loaded and len(loaded) >= MAX_PROGRAMS:
-            raise TooLarge(f"{MAX_PROGRAMS} programs are loaded, which is the limit: delete one.")
-        try:
-            await asyncio.to_thread(_load, backend, name, config)
-        except (ProbeError, UnsupportedVLLMError) as error:
-            raise Invalid(str(error)) from error
-        except (EngineDeadError, ClosedError) as error:
-            raise Unavailable(str(error), retry_after_s=10) from error
-        (info,) = [info for info in backend.list_programs() if info.name == name]
+        async with changing:
+            loaded = {info.name for info in backend.list_programs()}
+            if name not in loaded and len(loaded) >= MAX_PROGRAMS:
+                raise TooLarge(f"{MAX_PROGRAMS} programs are loaded, the limit: delete one.")
+            with _failures_told():
+                await asyncio.to_thread(_load, backend, name, config)
+            (info,) = [info for info in backend.list_programs() if info.name == name]
         return dataclasses.asdict(info)
 
     @router.delete("/{name}", status_code=204)
     async def unload(name: str) -> Response:
         """Forget a program; requests under way end as they began."""
-        check_loaded(backend, name)
-        await asyncio.to_thread(backend.unload_program, name)
+        async with changing:
+            check_loaded(backend, name)
+            with _failures_told():
+                await asyncio.to_thread(backend.unload_program, name)
         return Response(status_code=204)
 
     return router
+
+
+@contextmanager
+def _failures_told() -> Iterator[None]:
+    """What the engine raises inside as the service's errors."""
+    try:
+        yield
+    except (ProbeError, UnsupportedVLLMError) as error:
+        raise Invalid(str(error)) from error
+    except (EngineDeadError, ClosedError) as error:
+        raise Unavailable(str(error), retry_after_s=10) from error
 
 
 def check_loaded(backend: BridgedHookLLM, name: str) -> None:

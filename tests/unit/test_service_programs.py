@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from typing import Any
 
 import httpx
@@ -17,9 +18,9 @@ from core_rerank.service.gate import Gate
 from core_rerank.service.metrics import Metrics
 from core_rerank.service.problems import install
 from core_rerank.service.programs import MAX_PROGRAMS, programs_router
-from hook_runtime import ConfigError, ModelInfo, ProgramConfig
+from hook_runtime import ConfigError, EngineDeadError, ModelInfo, ProgramConfig
 from hook_runtime.config import read_config
-from hook_runtime.desk import Desk, plan_of
+from hook_runtime.desk import Desk, Plan, plan_of
 from hook_runtime.programs import ModelShape
 from hook_runtime.vectors import Vector
 
@@ -47,7 +48,9 @@ class DeskOnly:
         return self.desk.listed()
 
 
-def asked(backend: Any, *requests: Any, headers: Any = ADMIN) -> list[httpx.Response]:
+def asked(
+    backend: Any, *requests: Any, headers: Any = ADMIN, at_once: bool = False
+) -> list[httpx.Response]:
     settings = ServiceSettings(openai=True, admin_tokens=("another-long-token", TOKEN))
     app = FastAPI()
     install(app)
@@ -57,10 +60,13 @@ def asked(backend: Any, *requests: Any, headers: Any = ADMIN) -> list[httpx.Resp
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(gated)
         async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-            return [
-                await client.request(method, f"/v1/programs{path}", json=body, headers=headers)
+            asking = [
+                client.request(method, f"/v1/programs{path}", json=body, headers=headers)
                 for method, path, body in requests
             ]
+            if at_once:
+                return await asyncio.gather(*asking)
+            return [await one for one in asking]
 
     return asyncio.run(ask())
 
@@ -128,6 +134,46 @@ def test_there_may_be_so_many() -> None:
         backend, ("PUT", "/one-more", {"interventions": []}), ("PUT", "/p3", {"interventions": []})
     )
     assert (put.status_code, replaced.status_code) == (413, 200)
+
+
+def test_a_dead_engine_is_503() -> None:
+    class Dead(DeskOnly):
+        def load_program(self, name: str, program: ProgramConfig) -> None:
+            raise EngineDeadError("vLLM's engine process died.")
+
+        def unload_program(self, name: str) -> None:
+            raise EngineDeadError("vLLM's engine process died.")
+
+    backend = Dead()
+    DeskOnly.load_program(backend, "up", read_config({"model": "m"}, "p", {}))
+    for answer in asked(backend, ("DELETE", "/up", None), ("PUT", "/a", {"interventions": []})):
+        assert answer.status_code == 503
+        assert "engine process died" in answer.json()["message"]
+        assert "retry-after" in answer.headers
+
+
+def test_changes_at_the_same_time_take_turns() -> None:
+    class Slow(DeskOnly):
+        def load_program(self, name: str, program: ProgramConfig) -> None:
+            time.sleep(0.05)
+            super().load_program(name, program)
+
+        def unload_program(self, name: str) -> None:
+            time.sleep(0.05)
+            super().unload_program(name)
+
+    empty: Any = {"interventions": []}
+    backend = Slow()
+    put, first, second = asked(
+        backend, ("PUT", "/a", empty), ("DELETE", "/a", None), ("DELETE", "/a", None), at_once=True
+    )
+    assert [put.status_code, first.status_code, second.status_code] == [200, 204, 404]
+
+    for i in range(MAX_PROGRAMS - 1):
+        backend.desk.load(f"p{i}", Plan(), False)
+    two = asked(backend, ("PUT", "/b", empty), ("PUT", "/c", empty), at_once=True)
+    assert [answer.status_code for answer in two] == [200, 413]
+    assert len(backend.list_programs()) == MAX_PROGRAMS
 
 
 def test_tokens_are_long_and_not_shown() -> None:
