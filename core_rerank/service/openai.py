@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from .callers import gone, timeout_s
-from .errors import ServiceError, Unavailable
+from .errors import BadRequest, ClientGone, ServiceError, Unavailable
 from .programs import check_loaded
 from .settings import ServiceSettings
 from .workload import Workload
@@ -21,6 +23,10 @@ from .workload import Workload
 if TYPE_CHECKING:
     from core_rerank.reranker import Reranker
     from hook_runtime.bridged import BridgedHookLLM
+
+
+STALLED_S = 20.0
+"""A caller who takes nothing of an answer for so long is taken to be gone."""
 
 
 class Application(Protocol):
@@ -102,8 +108,13 @@ class _Endpoint:
         program = request.headers.get("x-program")
         if program is not None:
             self._check_program(program)
-        body = await request.body()
-        begun = asyncio.Event()
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            raise ClientGone("the caller left while sending the body.") from None
+        if program is not None:
+            _check_program_fits(body)
+        begun, stalled = asyncio.Event(), asyncio.Event()
 
         async def answer(_: asyncio.Event) -> None:
             engine_died = False
@@ -117,7 +128,8 @@ class _Endpoint:
                     if not engine_died:
                         begun.set()
                 if not engine_died:
-                    await send(message)
+                    with _sets_after(STALLED_S, stalled):
+                        await send(message)
 
             await self._application(scope, _replayed(body), checked, program=program)
             if engine_died:
@@ -125,12 +137,50 @@ class _Endpoint:
 
         try:
             await self._workload.run_work(
-                answer, timeout_s=limit, client_gone=partial(gone, receive), begun=begun
+                answer,
+                timeout_s=limit,
+                client_gone=partial(_gone_or_stalled, receive, stalled),
+                begun=begun,
+                long=True,
             )
         except ServiceError:
             if not begun.is_set():
                 raise
             # An answer that has begun cannot become another one: the connection just ends.
+
+
+@contextmanager
+def _sets_after(seconds: float, event: asyncio.Event) -> Iterator[None]:
+    """``event`` is set where what is inside takes longer than ``seconds``."""
+    timer = asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def _gone_or_stalled(receive: Receive, stalled: asyncio.Event) -> None:
+    """Done when the caller closes the connection, or takes nothing of the answer any more."""
+    ends = [asyncio.ensure_future(gone(receive)), asyncio.ensure_future(stalled.wait())]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()
+
+
+def _check_program_fits(body: bytes) -> None:
+    """BadRequest for a beam search: vLLM asks for every token of it anew, and a program would take
+    each for the first one."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return  # vLLM says what is wrong with it
+    if isinstance(asked, dict) and asked.get("use_beam_search") not in (None, False):
+        raise BadRequest(
+            "a request with a program may not use beam search: leave use_beam_search out.",
+            field="use_beam_search",
+        )
 
 
 def _replayed(body: bytes) -> Receive:

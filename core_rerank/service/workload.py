@@ -129,11 +129,13 @@ class Workload:
         client_gone: Callable[[], Awaitable[object]],
         priority: int = 0,
         begun: asyncio.Event | None = None,
+        long: bool = False,
     ) -> T:
         """What ``do`` returns once it has had its turn; it is given what is set when it is dropped.
 
         It is dropped when ``timeout_s`` is over, ``client_gone()`` ends, or `drop_taken` is called;
-        after ``begun`` is set, as where an answer is sent piece by piece, time has no limit.
+        after ``begun`` is set, as where an answer is sent piece by piece, time has no limit. Work
+        that is ``long`` leaves some turns to the rest.
 
         Raises:
             ServiceError: refused, too late, nobody there any more, a query that does not fit, a
@@ -142,7 +144,7 @@ class Workload:
         if self._ended is not None:
             self._count(self._ended)
             raise self._ended
-        work = asyncio.ensure_future(self._in_turn(do, priority))
+        work = asyncio.ensure_future(self._in_turn(do, priority, long))
         gone = asyncio.ensure_future(client_gone())
         stopped = asyncio.ensure_future(self._no_more_time.wait())
         everything = (work, gone, stopped)
@@ -173,14 +175,16 @@ class Workload:
                 future.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
 
-    async def _in_turn(self, do: Callable[[asyncio.Event], Awaitable[T]], priority: int) -> T:
-        await self._admission.enter(priority)
+    async def _in_turn(
+        self, do: Callable[[asyncio.Event], Awaitable[T]], priority: int, long: bool
+    ) -> T:
+        await self._admission.enter(priority, long=long)
         started = time.perf_counter()
         dropped = asyncio.Event()
         working = asyncio.ensure_future(do(dropped))
 
         def over(done: asyncio.Future[T]) -> None:
-            self._admission.leave(time.perf_counter() - started)
+            self._admission.leave(time.perf_counter() - started, long=long)
             if not done.cancelled():
                 done.exception()  # a caller who left does not ask for it
 

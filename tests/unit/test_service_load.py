@@ -73,6 +73,32 @@ def test_the_urgent_go_first() -> None:
     assert order == ["first", "urgent", "b", "c", "late"]
 
 
+def test_long_work_waits_for_its_share_and_lets_the_rest_pass() -> None:
+    async def everything() -> None:
+        admission = Admission(4, 10)
+        for _ in range(3):
+            await admission.enter(long=True)
+        urgent = asyncio.create_task(admission.enter(0, long=True))
+        await asyncio.sleep(0)
+        await admission.enter(9)  # the turn that is kept for it
+        later = asyncio.create_task(admission.enter(9))
+        await asyncio.sleep(0)
+        assert (admission.running, admission.waiting) == (4, 2)
+        admission.leave(0.01)
+        await asyncio.wait([urgent, later], return_when=asyncio.FIRST_COMPLETED)
+        assert (urgent.done(), later.done()) == (False, True)
+        admission.leave(0.01, long=True)
+        await urgent
+        for long in (False, True, True, True):
+            admission.leave(0.01, long=long)
+        assert (admission.running, admission.waiting) == (0, 0)
+
+        alone = Admission(1, 0)
+        await alone.enter(long=True)
+
+    asyncio.run(everything())
+
+
 def test_who_leaves_the_queue_frees_the_place() -> None:
     async def everything() -> None:
         admission = Admission(1, 1)

@@ -13,7 +13,7 @@ from fake_backend import SharedFakeBackend
 from services import DOCUMENTS, QUERY, fake_reranker
 
 from core_rerank import Reranker
-from core_rerank.service import ServiceSettings, create_app
+from core_rerank.service import ServiceSettings, create_app, openai
 from core_rerank.service.errors import UnknownProgram
 from core_rerank.service.openai import routes_to
 
@@ -85,7 +85,7 @@ def test_it_shares_the_queue_with_ranking(smollm2_tokenizer: Any) -> None:
         answers = await asyncio.gather(*said, ranked, client.post(PATH, content="too many"))
         return answers, (await client.get("/metrics")).text
 
-    answers, metrics = talk(smollm2_tokenizer, talker, ask, max_running=2, max_waiting=3)
+    answers, metrics = talk(smollm2_tokenizer, talker, ask, max_running=3, max_waiting=2)
     assert [a.text for a in answers[:4]] == [f"word {i}" for i in range(4)]
     assert [a.status_code for a in answers] == [200] * 5 + [429]
     assert answers[5].json()["error"]["type"] == "Overloaded"
@@ -121,7 +121,7 @@ def test_a_header_names_the_program(smollm2_tokenizer: Any) -> None:
 
 
 def test_the_limit_counts_until_the_answer_begins(smollm2_tokenizer: Any) -> None:
-    slow, long = Talker(seconds=5.0), Talker(pieces=4, seconds=0.12)
+    slow, many = Talker(seconds=5.0), Talker(pieces=4, seconds=0.12)
 
     async def ask(client: httpx.AsyncClient, _: Any) -> Any:
         return await client.post(PATH, content="x", headers={"x-request-timeout": "0.3"})
@@ -129,7 +129,99 @@ def test_the_limit_counts_until_the_answer_begins(smollm2_tokenizer: Any) -> Non
     late = talk(smollm2_tokenizer, slow, ask)
     assert late.status_code == 504
     assert (slow.cancelled, slow.running) == (1, 0)
-    assert talk(smollm2_tokenizer, long, ask).text == "xxxx"
+    assert talk(smollm2_tokenizer, many, ask).text == "xxxx"
+
+
+def test_generation_leaves_turns_to_ranking(smollm2_tokenizer: Any) -> None:
+    talker = Talker(seconds=5.0)
+
+    async def ask(client: httpx.AsyncClient, _: Any) -> Any:
+        said = [asyncio.ensure_future(client.post(PATH, content="x")) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        body = {"query": QUERY, "texts": DOCUMENTS}
+        ranked = await asyncio.gather(*(client.post("/rerank", json=body) for _ in range(3)))
+        for one in said:
+            one.cancel()
+        await asyncio.gather(*said, return_exceptions=True)
+        return [answer.status_code for answer in ranked]
+
+    assert talk(smollm2_tokenizer, talker, ask, max_running=4, timeout_s=2.0) == [200] * 3
+    assert talker.most == 3
+
+
+def test_a_program_has_no_beam_search(smollm2_tokenizer: Any) -> None:
+    talker = Talker()
+    beams, greedy, broken = b'{"use_beam_search": "true"}', b'{"use_beam_search": false}', b"{"
+    loud = {"x-program": "loud"}
+
+    async def ask(client: httpx.AsyncClient, _: Any) -> Any:
+        return [
+            await client.post(PATH, content=beams, headers=loud),
+            await client.post(PATH, content=beams),
+            await client.post(PATH, content=greedy, headers=loud),
+            await client.post(PATH, content=broken, headers=loud),
+        ]
+
+    answers = talk(smollm2_tokenizer, talker, ask)
+    assert [a.status_code for a in answers] == [400, 200, 200, 200]
+    assert answers[0].json()["error"]["param"] == "use_beam_search"
+    assert talker.programs == [None, "loud", "loud"]
+
+
+def test_who_takes_nothing_frees_the_turn(
+    smollm2_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "STALLED_S", 0.1)
+    talker = Talker(pieces=3)
+
+    async def ask(client: httpx.AsyncClient, _: Any) -> Any:
+        messages = [{"type": "http.request", "body": b"x", "more_body": False}]
+        sent = []
+
+        async def receive() -> Any:
+            if not messages:
+                await asyncio.Event().wait()  # the connection stays open
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+            sent.append(message["type"])
+
+        app = client._transport.app  # type: ignore[attr-defined]
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+        await asyncio.wait_for(app(scope, receive, send), 5)
+        metrics = (await client.get("/metrics")).text
+        return sent, app.state.workload.running, metrics
+
+    sent, running, metrics = talk(smollm2_tokenizer, talker, ask, max_running=1)
+    assert (sent, running, talker.cancelled) == (["http.response.start"], 0, 1)
+    assert 'core_rerank_dropped_requests_total{reason="client_gone"} 1.0' in metrics
+
+
+def test_who_leaves_while_sending_is_no_failure_of_ours(
+    smollm2_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(client: httpx.AsyncClient, _: Any) -> Any:
+        messages = [
+            {"type": "http.request", "body": b"{", "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def send(_: Any) -> None:
+            """Nobody listens."""
+
+        app = client._transport.app  # type: ignore[attr-defined]
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+        await app(scope, receive, send)
+        return (await client.get("/metrics")).text
+
+    metrics = talk(smollm2_tokenizer, Talker(), ask)
+    assert f'core_rerank_requests_total{{route="{PATH}",status="499"}} 1.0' in metrics
+    assert "failed with" not in caplog.text
 
 
 def test_who_leaves_frees_the_turn(smollm2_tokenizer: Any) -> None:
