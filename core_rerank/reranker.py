@@ -303,6 +303,7 @@ class Reranker:
         documents: Documents,
         *,
         relevant: Iterable[int] = (),
+        room: int = 256,
         max_tokens_per_doc: int | None = None,
     ) -> dict[str, Any]:
         """A prompt for ``HookLLM.generate`` that asks for an answer from ``documents``.
@@ -320,6 +321,7 @@ class Reranker:
             query: the question.
             documents: those to answer from.
             relevant: indices of documents to point out, such as ``[r.index for r in ranking[:3]]``.
+            room: tokens that an answer may have; documents that leave fewer are cut.
             max_tokens_per_doc: as in the ranking.
 
         Returns:
@@ -328,10 +330,11 @@ class Reranker:
         Raises:
             TypeError: the backend does not generate, or as ``rerank``.
             ValueError: an index out of range, no text at all, or as ``rerank``.
+            PromptError: the documents do not fit.
         """
         self._check_open()
         given = check_input(query, documents, None, max_tokens_per_doc)
-        return answer_prompt(given, list(relevant), self._reader.builder, self.backend)
+        return answer_prompt(given, list(relevant), room, self._reader.builder, self.backend)
 
     def close(self) -> None:
         """Free the model, unless the backend was given; further calls raise. May be repeated."""
