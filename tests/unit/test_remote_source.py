@@ -9,7 +9,7 @@ import pytest
 from services import QUERY
 
 from core_rerank.errors import RemoteError
-from core_rerank.integrations.source import RemoteSource
+from core_rerank.integrations.source import RemoteSource, Scored
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, scores: dict[Any, str]) -> RemoteSource:
@@ -54,6 +54,6 @@ def test_a_remote_ranking_is_finite_and_whole(
 
 def test_a_server_that_ignores_top_n_gives_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     source = answering(monkeypatch, {0: "1", 1: "3", 2: "2"})
-    assert source.rank(QUERY, ["a", "b", "c"], 2) == [(1, 3.0), (2, 2.0)]
-    assert asyncio.run(source.arank(QUERY, ["a", "b", "c"], 2)) == [(1, 3.0), (2, 2.0)]
+    assert source.rank(QUERY, ["a", "b", "c"], 2) == [Scored(1, 3.0), Scored(2, 2.0)]
+    assert asyncio.run(source.arank(QUERY, ["a", "b", "c"], 2)) == [Scored(1, 3.0), Scored(2, 2.0)]
     assert len(source.rank(QUERY, ["a", "b", "c"], 9)) == 3
