@@ -95,7 +95,8 @@ class Reranker:
             screen_heads: what ``screen`` reads, or the path of its YAML; by default the packaged
                 ones of the model.
             extra_heads: heads that the engine holds from the start, and loads layers for, beside
-                those that are read here: for an `InjectionDetector` on ``reranker.backend``.
+                those that are read here: for an `InjectionDetector` on ``reranker.backend``. A
+                running ``backend`` must have them.
             **engine: passed to the backend: for vLLM any argument of ``vllm.LLM``; for
                 transformers ``dtype``, ``device``, ``max_model_len``; for both ``layers``, by
                 default only those that the heads need.

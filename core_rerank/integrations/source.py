@@ -220,10 +220,10 @@ class RemoteSource:
         index, score = int(item["index"]), float(item["relevance_score"])
         if not self._screen:
             return Scored(index, score)
-        injection = item.get("injection")  # which blank documents have not
-        return Scored(
-            index, score, None if injection is None else float(injection), bool(item["flagged"])
-        )
+        injection, flagged = item.get("injection"), item["flagged"]  # blank ones have no score
+        if not isinstance(flagged, bool):
+            raise TypeError(f"flagged is {flagged!r}")
+        return Scored(index, score, None if injection is None else float(injection), flagged)
 
     def _unreachable(self, error: Exception) -> RemoteError:
         return RemoteError(

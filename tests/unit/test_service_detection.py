@@ -252,6 +252,7 @@ def test_the_remote_source_is_told_by_a_server_that_cannot_screen(
         '{"results": [{"index": 0, "relevance_score": 1, "flagged": true, "injection": NaN}],'
         ' "dropped": []}',
         '{"results": [{"index": 0, "relevance_score": 1, "flagged": true}], "dropped": [0]}',
+        '{"results": [{"index": 0, "relevance_score": 1, "flagged": "false"}], "dropped": []}',
         '{"results": [], "dropped": [1]}',
     ):
         monkeypatch.setattr(
