@@ -30,15 +30,16 @@ def answer_prompt(
     wrong = [place for place in relevant if not 0 <= place < count]
     if wrong:
         raise ValueError(f"relevant names document {wrong[0]}, but there are {count} (from 0).")
-    ids, left = _ask(given, relevant, builder)
-    if left < room:
-        # Documents that filled the ranking's prompt are cut: what asks for an answer is longer.
-        ids, _ = _ask(given, relevant, builder, reserve=room - left)
+    reserve = 0
+    ids, left = _ask(given, relevant, builder, reserve)
+    while left < room:  # what asks for an answer is longer, and cuts are of whole tokens each
+        reserve += room - left
+        ids, left = _ask(given, relevant, builder, reserve)
     return {"prompt_token_ids": list(ids), "cache_salt": backend.cache_salt}
 
 
 def _ask(
-    given: RerankInput, relevant: Collection[int], builder: PromptBuilder, reserve: int = 0
+    given: RerankInput, relevant: Collection[int], builder: PromptBuilder, reserve: int
 ) -> tuple[tuple[int, ...], int]:
     windows = plan_windows(given, builder, "all", reserve)
     if not windows:
