@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def name_model(model: str | os.PathLike[str], backend: str | CaptureBackend) -> 
         raise TypeError(
             f"backend must be one of {', '.join(BACKENDS)} or a CaptureBackend, not "
             f"{type(backend).__name__}."
+        )
+    if iscoroutinefunction(backend.capture):
+        raise TypeError(
+            f"the captures of {type(backend).__name__} are awaited: give Reranker.from_llm(llm), "
+            "or hook_runtime.BridgedHookLLM(llm) as the backend."
         )
     info = backend.model
     if Path(info.name).is_dir():

@@ -126,6 +126,11 @@ class InjectionDetector:
             raise
 
     @property
+    def backend(self) -> CaptureBackend:
+        """What attention is read from."""
+        return self._open.backend
+
+    @property
     def model(self) -> ModelInfo:
         """The model that is loaded."""
         return self._open.model
@@ -152,13 +157,21 @@ class InjectionDetector:
         return self.score_many([(instruction, data)])[0]
 
     def score_many(
-        self, pairs: Iterable[tuple[str, str]], *, progress: bool = False
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        threshold: float | None = None,
+        progress: bool = False,
     ) -> list[Detection]:
-        """``score`` of each (instruction, data), all in one engine batch, in their order."""
+        """``score`` of each (instruction, data), all in one engine batch, in their order.
+
+        ``threshold`` is instead of the detector's own; errors carry a note with the item's number.
+        """
+        threshold = self._threshold_of_call(threshold)
         prompts = self._prompts(pairs)
         requests = [self._request(prompt) for prompt in prompts]
         captures = self._open.backend.capture(requests, progress=progress) if requests else []
-        return self._detections(prompts, captures)
+        return self._detections(prompts, captures, threshold)
 
     def calibrate(
         self, benign: Iterable[tuple[str, str]], fpr: float = 0.01, *, progress: bool = False
@@ -182,14 +195,21 @@ class InjectionDetector:
 
     async def ascore(self, instruction: str, data: str) -> Detection:
         """As ``score``, leaving the event loop free; with "vllm-async", calls share batches."""
-        prompts = await asyncio.to_thread(self._prompts, [(instruction, data)])
+        return (await self.ascore_many([(instruction, data)]))[0]
+
+    async def ascore_many(
+        self, pairs: Iterable[tuple[str, str]], *, threshold: float | None = None
+    ) -> list[Detection]:
+        """As ``score_many``, leaving the event loop free as ``ascore`` does."""
+        threshold = self._threshold_of_call(threshold)
+        prompts = await asyncio.to_thread(self._prompts, pairs)
         requests = [self._request(prompt) for prompt in prompts]
-        backend = self._open.backend
-        if isinstance(backend, AsyncCaptureBackend):
+        backend, captures = self._open.backend, []
+        if requests and isinstance(backend, AsyncCaptureBackend):
             captures = await backend.acapture(requests)
-        else:
+        elif requests:
             captures = await asyncio.to_thread(backend.capture, requests)
-        return self._detections(prompts, captures)[0]
+        return self._detections(prompts, captures, threshold)
 
     def generate(self, instruction: str, data: str, sampling_params: Any = None) -> Guarded:
         """Answer, unless ``data`` is flagged: then nothing is generated beyond the prefill.
@@ -225,7 +245,7 @@ class InjectionDetector:
         prompts = self._prompts(pairs)
         requests = [self._request(prompt) for prompt in prompts]
         captures = backend.capture(requests) if requests else []
-        detections = self._detections(prompts, captures)
+        detections = self._detections(prompts, captures, self._threshold)
         clean = [i for i, detection in enumerate(detections) if not detection.flagged]
         outputs: dict[int, Any] = {}
         if clean:
@@ -264,22 +284,25 @@ class InjectionDetector:
                 raise
         return prompts
 
+    def _threshold_of_call(self, threshold: float | None) -> float:
+        return self._threshold if threshold is None else _checked_threshold(self._heads, threshold)
+
     def _request(self, prompt: GuardedPrompt) -> CaptureRequest:
         return guarded_request(prompt, self._heads.heads)
 
     def _detections(
-        self, prompts: Sequence[GuardedPrompt], captures: Sequence[Capture]
+        self, prompts: Sequence[GuardedPrompt], captures: Sequence[Capture], threshold: float
     ) -> list[Detection]:
-        return [self._detection(p, c) for p, c in zip(prompts, captures, strict=True)]
+        return [self._detection(p, c, threshold) for p, c in zip(prompts, captures, strict=True)]
 
-    def _detection(self, prompt: GuardedPrompt, capture: Capture) -> Detection:
+    def _detection(self, prompt: GuardedPrompt, capture: Capture, threshold: float) -> Detection:
         heads = self._heads
         shares = focus(instruction_and_data(prompt, capture))
         score = float(suspicion(shares, heads.weights, heads.intercept))
         return Detection(
             score=score,
-            flagged=prompt.data_tokens > 0 and score > self._threshold,
-            threshold=self._threshold,
+            flagged=prompt.data_tokens > 0 and score > threshold,
+            threshold=threshold,
             focus_by_head=dict(zip(heads.heads, map(float, shares), strict=True)),
         )
 

@@ -114,17 +114,18 @@ class PassReader:
         """Whether abnormally low tokens are left out: calibration is what makes them so."""
         return self.strategy.token_filter and self.calibrated
 
-    def plan(self, given: RerankInput, by_head: bool = False) -> Plan:
+    def plan(self, given: RerankInput, by_head: bool = False, screened: bool = True) -> Plan:
         """The windows of one query's documents and the passes over each.
 
-        ``by_head`` has the query's pass read so that ``by_head`` can tell heads apart.
+        ``by_head`` has the query's pass read so that ``by_head`` can tell heads apart;
+        without ``screened`` documents are not screened.
         """
         return [
             Reading(
                 window,
                 self._pass(window.prompt, by_head),
                 self._null_pass(window.prompt) if self.calibrated else None,
-                self._screening_pass(window.prompt),
+                self._screening_pass(window.prompt) if screened else None,
             )
             for window in plan_windows(given, self.builder, self.window)
         ]

@@ -147,8 +147,9 @@ class PromptBuilder:
         query: str | Segment,
         documents: Sequence[str | Segment],
         max_tokens_per_doc: int | None = None,
+        reserve: int = 0,
     ) -> Prompt:
-        """The prompt that asks ``query`` about ``documents``.
+        """The prompt that asks ``query`` about ``documents`` and leaves ``reserve`` tokens free.
 
         A document over ``max_tokens_per_doc`` tokens (the builder's, or the fewer asked for here)
         is cut to that; if the prompt is then still longer than the model allows, all documents are
@@ -165,7 +166,7 @@ class PromptBuilder:
         _check_texts(asked, segments)
         labels = [self._encoder.encode(f"[document {i + 1}]").ids for i in range(len(segments))]
         longest = min(max_tokens_per_doc or self.max_tokens_per_doc, self.max_tokens_per_doc)
-        cap = self._fit(asked, segments, labels, longest)
+        cap = self._fit(asked, segments, labels, longest, reserve)
 
         ids = list(self._opening)
         spans: list[Span] = []
@@ -193,15 +194,15 @@ class PromptBuilder:
         """The same prompt with the content-free query "N/A" (ICR's calibration)."""
         return self._ask(self._null, prompt)
 
-    def answering(self, query: str, prompt: Prompt, labels: Sequence[int] = ()) -> tuple[int, ...]:
-        """Token ids that ask for an answer from the documents of ``prompt``.
+    def answering(
+        self, query: str, prompt: Prompt, labels: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], int]:
+        """Token ids that ask for an answer from the documents of ``prompt``, and the room left.
 
         They begin as ``prompt`` does, up to the end of its documents, so that an engine which has
         computed that need not compute it again. ``labels``, from 1, are of the documents that
-        matter most, and are named.
-
-        Raises:
-            PromptError: what was put after the documents leaves no room to answer.
+        matter most, and are named. The room is tokens to answer in, below 0 where the prompt is
+        too long itself.
         """
         named = ", ".join(f"[document {label}]" for label in labels)
         told = f" The most relevant of them: {named}." if named else ""
@@ -209,12 +210,7 @@ class PromptBuilder:
         documents = prompt.token_ids[: prompt.instruction_span[0]]
         words = self._encoder.encode(f"{ANSWER_INSTRUCTION}{told}{SEPARATOR}Question:").ids
         ids = (*documents, *words, *asked.lead, *asked.tokens.ids, *self._suffix)
-        if len(ids) > self._limit:
-            raise PromptError(
-                f"the prompt that asks for an answer has {len(ids)} tokens, and {self._limit} are "
-                "allowed: give fewer or shorter documents, or raise max_model_len."
-            )
-        return ids
+        return ids, self._limit + 1 - len(ids)
 
     def _ask(self, query: Segment, prompt: Prompt) -> Prompt:
         head = (*prompt.token_ids[: prompt.instruction_span[1]], *query.lead)
@@ -233,10 +229,11 @@ class PromptBuilder:
         segments: Sequence[Segment],
         labels: Sequence[Sequence[int]],
         longest: int,
+        reserve: int,
     ) -> int:
         """Tokens that each document may keep, at most ``longest``."""
         asked = max(len(s.lead) + len(s.tokens) for s in (query, self._null))
-        frame = len(self._opening) + len(self._instruction) + len(self._suffix) + asked
+        frame = reserve + len(self._opening) + len(self._instruction) + len(self._suffix) + asked
         around = [
             len(label) + len(segment.lead) + len(self._separator)
             for label, segment in zip(labels, segments, strict=True)

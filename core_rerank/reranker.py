@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
 from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
@@ -32,8 +32,9 @@ from .settings import (
     choose_heads,
     choose_screen,
     choose_window,
+    screen_of_call,
 )
-from .types import DocId, Document, Explain, Ranking
+from .types import DocId, Document, Explain, Ranking, Screening
 
 if TYPE_CHECKING:
     from hook_runtime.async_engine import AsyncHookLLM
@@ -61,8 +62,9 @@ class Reranker:
         strategy: str = "core",
         calibrate: bool | None = None,
         max_tokens_per_doc: int = DEFAULT_MAX_TOKENS_PER_DOC,
-        screen: bool | Literal["flag", "drop"] = False,
+        screen: Screening = False,
         screen_heads: InjectionHeads | str | os.PathLike[str] | None = None,
+        extra_heads: Iterable[object] = (),
         **engine: Any,
     ) -> None:
         """Load ``model`` and its retrieval heads.
@@ -89,6 +91,9 @@ class Reranker:
                 out; scores and order of the others stay the same. Needs window 1.
             screen_heads: what ``screen`` reads, or the path of its YAML; by default the packaged
                 ones of the model.
+            extra_heads: heads that the engine holds from the start, and loads layers for, beside
+                those that are read here: for an `InjectionDetector` on ``reranker.backend``. A
+                running ``backend`` must have them.
             **engine: passed to the backend: for vLLM any argument of ``vllm.LLM``; for
                 transformers ``dtype``, ``device``, ``max_model_len``; for both ``layers``, by
                 default only those that the heads need.
@@ -108,12 +113,13 @@ class Reranker:
         window = choose_window(window, self._head_set)
         calibrate = choose_calibration(calibrate, self._head_set if self._heads else None)
         self._screen = choose_screen(screen, screen_heads, resolved.model_id, window)
+        self._extra_heads = tuple(Head.parse(head) for head in extra_heads)
         self._closed = False
         self._open = self._open_backend(backend, resolved, engine)
         try:
             if self._head_set is not None and self._heads is not None:
                 self._head_set.check(self._open.model, self._open.model_id)
-            self._open.model.check_heads(self._heads or ())
+            self._open.model.check_heads((*(self._heads or ()), *self._extra_heads))
             if self._screen is not None:
                 self._screen.heads.check(self._open.model, self._open.model_id, "document")
             self._reader = PassReader(
@@ -185,10 +191,11 @@ class Reranker:
 
     @property
     def _heads_read(self) -> tuple[Head, ...] | None:
-        """Those of the ranking and of the screen."""
-        if self._screen is None or self._heads is None:
-            return self._heads
-        return tuple(dict.fromkeys((*self._heads, *self._screen.heads.heads)))
+        """Those of the ranking, of the screen and of others who read on the engine."""
+        if self._heads is None:
+            return None
+        screening = () if self._screen is None else self._screen.heads.heads
+        return tuple(dict.fromkeys((*self._heads, *screening, *self._extra_heads)))
 
     @property
     def window(self) -> Window:
@@ -228,6 +235,7 @@ class Reranker:
         top_n: int | None = None,
         explain: Explain = False,
         max_tokens_per_doc: int | None = None,
+        screen: Screening | None = None,
     ) -> Ranking:
         """Rank ``documents``, best first; all of them unless ``top_n`` says fewer.
 
@@ -239,17 +247,20 @@ class Reranker:
             explain: give every document's `TokenScore`s; "heads" gives them by head too, which
                 needs heads times tokens numbers a document.
             max_tokens_per_doc: cut documents shorter than the reranker does; never longer.
+            screen: instead of the reranker's own, which must not be False unless this is.
 
         Raises:
             TypeError: the query is no string, or a document is neither a string nor a Document.
-            ValueError: a blank query; ``top_n`` below 1; an unknown ``explain``; ids too few, too
-                many or equal; or a PromptError: the query or the window does not fit the model.
+            ValueError: a blank query; ``top_n`` below 1; an unknown ``explain``; no screen to use;
+                ids too few, too many or equal; or a PromptError: the query or the window does not
+                fit the model.
             NotFiniteError: the engine returned NaN; names the document.
             ClosedError: after ``close()``.
         """
         self._check_open()
         given = check_input(query, documents, doc_ids, max_tokens_per_doc)
-        return self._rerank([given], check_top_n(top_n), explain)[0]
+        how = screen_of_call(screen, self._screen)
+        return self._rerank([given], check_top_n(top_n), explain, how)[0]
 
     async def arerank(
         self,
@@ -260,6 +271,7 @@ class Reranker:
         top_n: int | None = None,
         explain: Explain = False,
         max_tokens_per_doc: int | None = None,
+        screen: Screening | None = None,
     ) -> Ranking:
         """As ``rerank``, leaving the event loop free meanwhile.
 
@@ -271,13 +283,14 @@ class Reranker:
         given = [check_input(query, documents, doc_ids, max_tokens_per_doc)]
         top_n = check_top_n(top_n)
         by_head = check_explain(explain) == "heads"
-        plans = await asyncio.to_thread(self._plan_all, given, by_head)
+        how = screen_of_call(screen, self._screen)
+        plans = await asyncio.to_thread(self._plan_all, given, by_head, how)
         unread = self._reader.unread(plans)
         captures = await self._capture_unread(unread)
         attention = self._reader.attention(plans, unread, captures)
         heads = self._reader.by_head(plans, unread, captures) if by_head else None
         rankings = await asyncio.to_thread(
-            self._rank_all, given, plans, attention, top_n, bool(explain), heads
+            self._rank_all, given, plans, attention, top_n, bool(explain), heads, how
         )
         return rankings[0]
 
@@ -295,7 +308,8 @@ class Reranker:
         carry a note with the number of the task.
         """
         self._check_open()
-        return self._rerank(check_tasks(tasks), check_top_n(top_n), explain, progress)
+        given = check_tasks(tasks)
+        return self._rerank(given, check_top_n(top_n), explain, self._screen, progress)
 
     def answer_prompt(
         self,
@@ -303,6 +317,7 @@ class Reranker:
         documents: Documents,
         *,
         relevant: Iterable[int] = (),
+        room: int = 256,
         max_tokens_per_doc: int | None = None,
     ) -> dict[str, Any]:
         """A prompt for ``HookLLM.generate`` that asks for an answer from ``documents``.
@@ -320,6 +335,7 @@ class Reranker:
             query: the question.
             documents: those to answer from.
             relevant: indices of documents to point out, such as ``[r.index for r in ranking[:3]]``.
+            room: tokens that an answer may have; documents that leave fewer are cut.
             max_tokens_per_doc: as in the ranking.
 
         Returns:
@@ -328,10 +344,11 @@ class Reranker:
         Raises:
             TypeError: the backend does not generate, or as ``rerank``.
             ValueError: an index out of range, no text at all, or as ``rerank``.
+            PromptError: the documents do not fit.
         """
         self._check_open()
         given = check_input(query, documents, None, max_tokens_per_doc)
-        return answer_prompt(given, list(relevant), self._reader.builder, self.backend)
+        return answer_prompt(given, list(relevant), room, self._reader.builder, self.backend)
 
     def close(self) -> None:
         """Free the model, unless the backend was given; further calls raise. May be repeated."""
@@ -357,23 +374,26 @@ class Reranker:
         inputs: Sequence[RerankInput],
         top_n: int | None,
         explain: Explain,
+        screen: Screen | None,
         progress: bool = False,
     ) -> list[Ranking]:
         by_head = check_explain(explain) == "heads"
-        plans = self._plan_all(inputs, by_head)
+        plans = self._plan_all(inputs, by_head, screen)
         unread = self._reader.unread(plans)
         captures = []
         if unread:
             captures = self._open.backend.capture(list(unread.values()), progress=progress)
         attention = self._reader.attention(plans, unread, captures)
         heads = self._reader.by_head(plans, unread, captures) if by_head else None
-        return self._rank_all(inputs, plans, attention, top_n, bool(explain), heads)
+        return self._rank_all(inputs, plans, attention, top_n, bool(explain), heads, screen)
 
-    def _plan_all(self, inputs: Sequence[RerankInput], by_head: bool) -> list[Plan]:
+    def _plan_all(
+        self, inputs: Sequence[RerankInput], by_head: bool, screen: Screen | None
+    ) -> list[Plan]:
         plans = []
         for number, given in enumerate(inputs):
             with naming_task(number, of=len(inputs)):
-                plans.append(self._reader.plan(given, by_head))
+                plans.append(self._reader.plan(given, by_head, screen is not None))
         return plans
 
     def _rank_all(
@@ -384,6 +404,7 @@ class Reranker:
         top_n: int | None,
         explain: bool,
         heads: Mapping[bytes, HeadAttention] | None,
+        screen: Screen | None,
     ) -> list[Ranking]:
         scored = []
         for number, (given, plan) in enumerate(zip(inputs, plans, strict=True)):
@@ -399,7 +420,7 @@ class Reranker:
                 explain=explain,
                 by_head=heads is not None,
                 prompt_tokens=sum(len(reading.query.request.prompt_token_ids) for reading in plan),
-                screen=self._screen,
+                screen=screen,
             )
             for given, plan, documents in zip(inputs, plans, scored, strict=True)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hook_runtime.specs import Head
 
@@ -12,7 +13,7 @@ from .heads import HeadSet, Window, find_head_set
 from .injection_heads import InjectionHeads, find_injection_heads
 from .scoring import STRATEGIES, Strategy
 from .screening import Screen
-from .types import Explain
+from .types import Explain, Screening
 
 
 def check_strategy(name: str) -> Strategy:
@@ -94,6 +95,31 @@ def choose_window(window: Window | None, head_set: HeadSet | None) -> Window:
     return head_set.window if head_set else "all"
 
 
+def check_screening(screen: object) -> Screening:
+    """``screen`` as True, False, "flag" or "drop"; ValueError otherwise."""
+    if not (isinstance(screen, bool) or screen in ("flag", "drop")):
+        raise ValueError(f"screen must be True, False, 'flag' or 'drop', not {screen!r}.")
+    return screen  # type: ignore[return-value]
+
+
+def screen_of_call(screen: object, own: Screen | None) -> Screen | None:
+    """How one ranking is screened: as ``screen`` says, or as ``own`` does where that is None.
+
+    Raises:
+        ValueError: no such way to screen, or the reranker was made without a screen.
+    """
+    if screen is None:
+        return own
+    if not check_screening(screen):
+        return None
+    if own is None:
+        raise ValueError(
+            "this reranker does not screen: create it with screen=True, so that its engine holds "
+            "the heads."
+        )
+    return replace(own, drop=screen == "drop")
+
+
 def choose_screen(
     screen: object,
     heads: InjectionHeads | str | os.PathLike[str] | None,
@@ -106,9 +132,7 @@ def choose_screen(
         HeadSetError: there are none for the model, or they are another model's.
         ValueError: no such way to screen, heads without it, or a window other than 1.
     """
-    if screen not in (True, False, "flag", "drop"):
-        raise ValueError(f"screen must be True, False, 'flag' or 'drop', not {screen!r}.")
-    if not screen:
+    if not check_screening(screen):
         if heads is not None:
             raise ValueError("screen_heads is only used when screening: give screen=True too.")
         return None

@@ -10,6 +10,8 @@ from typing import Any, Literal, overload
 DocId = str | int
 Explain = bool | Literal["heads"]
 """What a ranking explains: nothing, every token, or every token by head too."""
+Screening = bool | Literal["flag", "drop"]
+"""What happens to suspicious documents: nothing, a mark (True is "flag"), or they are left out."""
 
 
 @dataclass(frozen=True, slots=True)

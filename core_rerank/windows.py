@@ -35,9 +35,12 @@ def split_windows(places: Sequence[int], window: Window) -> list[tuple[int, ...]
 
 
 def plan_windows(
-    given: RerankInput, builder: PromptBuilder, window: Window
+    given: RerankInput, builder: PromptBuilder, window: Window, reserve: int = 0
 ) -> tuple[WindowPrompt, ...]:
-    """The prompts for one rerank. Blank documents, and those without tokens, are in none."""
+    """The prompts for one rerank. Blank documents, and those without tokens, are in none.
+
+    ``reserve``: tokens that each prompt leaves free.
+    """
     texts = [document.full_text for document in given.documents]
     segments = [builder.tokenize_document(text) if text.strip() else None for text in texts]
     kept = {i: s for i, s in enumerate(segments) if s is not None and s.tokens.ids}
@@ -46,7 +49,7 @@ def plan_windows(
     return tuple(
         WindowPrompt(
             chunk,
-            builder.build(asked, [kept[i] for i in chunk], given.max_tokens_per_doc),
+            builder.build(asked, [kept[i] for i in chunk], given.max_tokens_per_doc, reserve),
         )
         for chunk in split_windows(places, window)
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import re
 import sys
 import tempfile
@@ -154,9 +155,11 @@ class GpuBench:
             return
         tokenizer = _tokenizer(s.engines.model)
 
-        def pairs(number: int) -> list[workloads.Pair]:
-            seeds = (2 * number, 2 * number + 1)
-            return [pair for n in seeds for pair in s.load.pairs(tokenizer, self._heads, seed=n)]
+        seeds = itertools.count()
+
+        def pairs() -> list[workloads.Pair]:
+            twice = itertools.islice(seeds, 2)
+            return [pair for n in twice for pair in s.load.pairs(tokenizer, self._heads, seed=n)]
 
         model, options = str(s.engines.model), dict(s.engines.arguments)
         options |= {"heads": self._heads, "layers": "auto"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import sys
 import tempfile
 import time
@@ -81,12 +82,12 @@ class ScaleBench:
         model = str(s.data_parallel.model)
         async with await AsyncHookLLM.start(model, **options) as several:
             self._about(several.model)
+            seeds = itertools.count()  # no prompt twice: the engines' caches are never emptied
 
-            def pairs(number: int) -> list[workloads.Pair]:
-                seeds = range(s.gpus * number, s.gpus * (number + 1))
+            def pairs() -> list[workloads.Pair]:
                 return [
                     pair
-                    for seed in seeds
+                    for seed in itertools.islice(seeds, s.gpus)
                     for pair in s.load.pairs(several.tokenizer, s.data_parallel.heads, seed)
                 ]
 

@@ -267,13 +267,13 @@ def profiled(hooked: HookLLM, load: Load, heads: tuple[Head, ...]) -> str:
 async def data_parallel(
     several: Any,
     gpus: int,
-    pairs: Callable[[int], list[workloads.Pair]],
+    pairs: Callable[[], list[workloads.Pair]],
     repeats: int,
     tick: Tick,
 ) -> Row:
     """Throughput of all GPUs of ``several`` over ``gpus`` times that of its first one.
 
-    ``several`` is an AsyncHookLLM; ``pairs`` gives new prompts for every number, so that no
+    ``several`` is an AsyncHookLLM; ``pairs`` gives new prompts at every call, so that no
     prefix cache holds them.
     """
     seconds: dict[str, list[float]] = {"several": [], "single": []}
@@ -282,7 +282,7 @@ async def data_parallel(
     for repeat in range(-1, repeats):
         order = ["several", "single"] if repeat % 2 else ["single", "several"]
         for name in order:
-            made = pairs(2 * (repeat + 1) + (name == "single"))
+            made = pairs()
             queries = len(made)
             requests = [request for pair in made for request in pair]
             start = loop.time()
@@ -300,13 +300,13 @@ async def data_parallel(
 async def captured_beside_plain(
     several: Any,
     gpus: int,
-    pairs: Callable[[int], list[workloads.Pair]],
+    pairs: Callable[[], list[workloads.Pair]],
     repeats: int,
     tick: Tick,
 ) -> Row:
     """Captures on all engines of an AsyncHookLLM over ordinary prefills of such prompts there.
 
-    ``pairs`` gives new prompts for every number, so that no prefix cache holds them.
+    ``pairs`` gives new prompts at every call, so that no prefix cache holds them.
     """
     from vllm import SamplingParams
 
@@ -329,7 +329,7 @@ async def captured_beside_plain(
     loop = asyncio.get_running_loop()
     for repeat in range(-1, repeats):
         for name in ("captured", "plain") if repeat % 2 else ("plain", "captured"):
-            made = pairs(-1 - 2 * (repeat + 1) - (name == "plain"))
+            made = pairs()
             queries = len(made)
             requests = [request for pair in made for request in pair]
             start = loop.time()

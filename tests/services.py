@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from fake_backend import SharedFakeBackend
+import numpy as np
+from fake_backend import SharedFakeBackend, shared_tokens
 
-from core_rerank import Reranker
+from core_rerank import InjectionHeads, Reranker
+from core_rerank.injection_heads import Task
 from core_rerank.service import Service, ServiceSettings, create_app, listen
+from hook_runtime.specs import CaptureRequest, Head
 
 DOCUMENTS = [
     "Sourdough bread rises with wild yeast.",
@@ -31,6 +34,46 @@ def fake_reranker(tokenizer: Any, **arguments: Any) -> tuple[Reranker, SharedFak
     """A pointwise reranker without a model, whose callers share its batches."""
     backend = SharedFakeBackend(tokenizer, **arguments)
     return Reranker(backend=backend, heads=["1-2", "0-1"], window=1), backend
+
+
+DETECTS = Head(2, 0)
+"""The head of `injection_heads` for the task "instruction"; the other task's is 1-1."""
+
+
+def injection_heads(task: Task) -> InjectionHeads:
+    """One head of the fake model; a score above 0.6 is flagged."""
+    return InjectionHeads.model_validate(
+        {
+            "model": "test/fake",
+            "num_layers": 4,
+            "num_heads": 3,
+            "heads": [str(DETECTS)] if task == "instruction" else ["1-1"],
+            "threshold": 0.6,
+            "method": "k-sigma",
+            "task": task,
+        }
+    )
+
+
+def screening_reranker(tokenizer: Any) -> tuple[Reranker, SharedFakeBackend]:
+    """As `fake_reranker`, able to screen; its injection heads are drawn to bread.
+
+    So they score ``DOCUMENTS[0]`` 0.75, and texts without bread 0.5.
+    """
+    bread = tokenizer.encode(" bread")[0]
+
+    def attention(request: CaptureRequest, head: Head) -> np.ndarray:
+        if request.probe.reduction == "tokens":
+            return shared_tokens(request, head)
+        texts = [request.prompt_token_ids[slice(*span)] for span in request.probe.spans]
+        return np.array([0.3 if bread in text else 0.1 for text in texts])
+
+    backend = SharedFakeBackend(tokenizer, attention=attention)
+    heads = injection_heads("document")
+    return (
+        Reranker(backend=backend, heads=["1-2", "0-1"], window=1, screen=True, screen_heads=heads),
+        backend,
+    )
 
 
 def in_process(reranker: Reranker, **settings: Any) -> httpx.AsyncClient:

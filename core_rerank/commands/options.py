@@ -113,6 +113,16 @@ HeadsOption = Annotated[
         help="A head set, as detect-heads writes it. Default: the packaged one of the model.",
     ),
 ]
+ScreenHeadsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--screen-heads",
+        metavar="YAML",
+        exists=True,
+        dir_okay=False,
+        help="Heads that --screen reads. Default: the packaged ones of the model.",
+    ),
+]
 StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="Which paper's scoring.")]
 DtypeOption = Annotated[
     Dtype | None,

@@ -20,6 +20,7 @@ from .options import (
     DtypeOption,
     HeadsOption,
     ModelOption,
+    ScreenHeadsOption,
     Strategy,
     StrategyOption,
     VerboseOption,
@@ -81,16 +82,7 @@ def rerank(
     drop: Annotated[
         bool, typer.Option("--drop", help="With --screen: leave suspicious documents out.")
     ] = False,
-    screen_heads: Annotated[
-        Path | None,
-        typer.Option(
-            "--screen-heads",
-            metavar="YAML",
-            exists=True,
-            dir_okay=False,
-            help="Heads that --screen reads. Default: the packaged ones of the model.",
-        ),
-    ] = None,
+    screen_heads: ScreenHeadsOption = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Rank the documents of FILE by how much attention QUERY pays them, best first."""

@@ -6,7 +6,7 @@ import logging
 import socket
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,12 +20,16 @@ from .options import (
     DtypeOption,
     HeadsOption,
     ModelOption,
+    ScreenHeadsOption,
     Strategy,
     StrategyOption,
     WindowOption,
     window_value,
 )
 from .terminal import CommandError, errors_as_messages, say
+
+if TYPE_CHECKING:
+    from core_rerank.injection_heads import InjectionHeads
 
 _DEFAULTS = ServiceSettings()
 
@@ -64,6 +68,32 @@ def serve(
     data_parallel_size: Annotated[int, typer.Option(min=1, help="Engines side by side.")] = 1,
     distributed_executor_backend: Annotated[
         str | None, typer.Option(help="vLLM's, such as mp or ray.")
+    ] = None,
+    screen: Annotated[
+        bool,
+        typer.Option(
+            "--screen",
+            help="Let requests have documents scored for orders planted in them (their field "
+            "screen: flag or drop).",
+        ),
+    ] = False,
+    screen_heads: ScreenHeadsOption = None,
+    detect: Annotated[
+        bool,
+        typer.Option(
+            "--detect",
+            help="Answer /v1/detect: does data hold orders? Loads the layers that its heads need.",
+        ),
+    ] = False,
+    detect_heads: Annotated[
+        Path | None,
+        typer.Option(
+            "--detect-heads",
+            metavar="YAML",
+            exists=True,
+            dir_okay=False,
+            help="Heads that --detect reads. Default: the packaged ones of the model.",
+        ),
     ] = None,
     openai: Annotated[
         bool,
@@ -150,8 +180,14 @@ def serve(
                 "--tensor-parallel-size, --data-parallel-size and --distributed-executor-backend "
                 "are vLLM's: leave them out, or use --backend vllm."
             )
+        options |= _screening(screen, screen_heads)
+        if detect_heads is not None and not detect:
+            raise CommandError("--detect-heads has an effect with --detect only.")
         with closing(_bound(host, port)) as bound:
-            code = _serve(model, backend, options, bound, settings, allow_unauthenticated, verbose)
+            detector = _detector_heads(model, detect_heads) if detect else None
+            code = _serve(
+                model, backend, options, detector, bound, settings, allow_unauthenticated, verbose
+            )
     if code:
         raise typer.Exit(code)
 
@@ -168,15 +204,39 @@ def _bound(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _screening(screen: bool, heads: Path | None) -> dict[str, Any]:
+    if heads is not None and not screen:
+        raise CommandError("--screen-heads has an effect with --screen only.")
+    return _given(screen=True, screen_heads=heads) if screen else {}
+
+
+def _detector_heads(model: str, file: Path | None) -> InjectionHeads:
+    from core_rerank.injection_heads import InjectionHeads, find_injection_heads
+    from core_rerank.models import resolve_model
+
+    if file is not None:
+        return InjectionHeads.from_yaml(file)
+    model_id = resolve_model(model).model_id
+    found = find_injection_heads(model_id, "instruction")
+    if found is None:
+        raise CommandError(
+            f"no injection heads are known for {model_id}: find some with `core-rerank "
+            "detect-heads --task injection` and give their file with --detect-heads."
+        )
+    return found
+
+
 def _serve(
     model: str,
     backend: Backend,
     options: dict[str, Any],
+    detector_heads: InjectionHeads | None,
     bound: socket.socket,
     settings: ServiceSettings,
     any_host: bool,
     verbose: bool,
 ) -> int:
+    from core_rerank.injection import InjectionDetector
     from core_rerank.service import Service
 
     host, port = bound.getsockname()[:2]
@@ -186,10 +246,16 @@ def _serve(
         say(f"Serving {model} on {address}")
 
     name = "vllm-async" if backend is Backend.VLLM else backend.value
+    if detector_heads is not None:
+        options = {**options, "extra_heads": detector_heads.heads}
     with starting(model, name, options, verbose) as reranker:
         if verbose:
             _log_requests()
-        code = Service(reranker, bound, settings, any_host=any_host, started=tell).run()
+        detector = detector_heads and InjectionDetector(reranker.backend, detector_heads)
+        service = Service(
+            reranker, bound, settings, detector=detector, any_host=any_host, started=tell
+        )
+        code = service.run()
         say("Stopped: the engine is gone." if code else "Stopped.")
     return code
 

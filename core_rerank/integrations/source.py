@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from core_rerank.errors import MissingDependencyError, RemoteError
 from core_rerank.inputs import check_input, check_top_n
 from core_rerank.reranker import DEFAULT_MODEL, Reranker
+from core_rerank.settings import check_screening
 from core_rerank.shared import arerank, rerank
-from core_rerank.types import Ranking
+from core_rerank.types import Ranking, Screening
 
 if TYPE_CHECKING:
     import httpx
@@ -69,7 +70,8 @@ def open_source(
         base_url: of a server that speaks Jina's or our ``/v1/rerank``.
         api_key: for the server.
         timeout_s: seconds to wait for the server.
-        settings: further arguments of `Reranker`; engines are shared with `core_rerank.rerank`.
+        settings: further arguments of `Reranker`; engines are shared with `core_rerank.rerank`. A
+            server takes ``screen`` alone.
 
     Raises:
         ValueError: more than one of these says where to rank, a server is given settings, or a
@@ -89,11 +91,12 @@ def open_source(
             )
         return RunningSource(reranker)
     if base_url is not None:
+        screen = check_screening(settings.pop("screen", False))
         if settings:
             raise ValueError(
                 f"the server at base_url has its own settings: leave out {', '.join(settings)}."
             )
-        return RemoteSource(base_url, model, api_key, timeout_s)
+        return RemoteSource(base_url, model, api_key, timeout_s, screen)
     return LocalSource(model or DEFAULT_MODEL, {"backend": DEFAULT_BACKEND, **settings})
 
 
@@ -146,14 +149,20 @@ class RemoteSource:
     """A server that answers ``POST /v1/rerank``: ``core-rerank serve``, or another like Jina's."""
 
     def __init__(
-        self, base_url: str, model: str | None, api_key: str | None, timeout_s: float
+        self,
+        base_url: str,
+        model: str | None,
+        api_key: str | None,
+        timeout_s: float,
+        screen: Screening = False,
     ) -> None:
-        """MissingDependencyError without httpx."""
+        """``screen`` needs `core-rerank serve --screen`. MissingDependencyError without httpx."""
         _httpx()
         self._url = base_url.rstrip("/").removesuffix("/v1") + "/v1/rerank"
         self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
+        self._screen = screen
 
     @property
     def model_name(self) -> str:
@@ -184,6 +193,10 @@ class RemoteSource:
             raise self._unreachable(error) from error
         return self._read(response, len(texts), top_n)
 
+    @property
+    def _like(self) -> str:
+        return "core-rerank serve --screen" if self._screen else "Jina"
+
     def _options(self) -> dict[str, Any]:
         return {"headers": self._headers, "timeout": self._timeout_s, "verify": _tls()}
 
@@ -199,7 +212,18 @@ class RemoteSource:
             body["top_n"] = top_n
         if self._model is not None:
             body["model"] = self._model
+        if self._screen:
+            body["screen"] = self._screen
         return body
+
+    def _scored(self, item: Mapping[str, Any]) -> Scored:
+        index, score = int(item["index"]), float(item["relevance_score"])
+        if not self._screen:
+            return Scored(index, score)
+        injection, flagged = item.get("injection"), item["flagged"]  # blank ones have no score
+        if not isinstance(flagged, bool):
+            raise TypeError(f"flagged is {flagged!r}")
+        return Scored(index, score, None if injection is None else float(injection), flagged)
 
     def _unreachable(self, error: Exception) -> RemoteError:
         return RemoteError(
@@ -215,24 +239,27 @@ class RemoteSource:
                 response.status_code,
             )
         try:
-            found = [
-                Scored(int(item["index"]), float(item["relevance_score"]))
-                for item in response.json()["results"]
-            ]
+            answer = response.json()
+            found = [self._scored(item) for item in answer["results"]]
+            dropped = {int(index) for index in answer["dropped"]} if self._screen else set()
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise RemoteError(
                 f"{self._url} answered no ranking ({error!r}): base_url must be that of a server "
-                "that answers /v1/rerank as Jina does.",
+                f"that answers /v1/rerank as {self._like} does.",
                 200,
             ) from error
-        if len({item.index for item in found} & set(range(count))) != len(found):
+        places = [item.index for item in found]
+        if len({*places, *dropped} & set(range(count))) != len(places) + len(dropped):
             raise RemoteError(f"{self._url} ranked documents that were not sent, or twice.", 200)
-        for index, score, *_ in found:
-            if not math.isfinite(score):
-                raise RemoteError(
-                    f"{self._url} scored document {index} {score}, which is no finite number.", 200
-                )
-        wanted = count if top_n is None else min(top_n, count)
+        for index, *numbers, _ in found:
+            for number in numbers:
+                if number is not None and not math.isfinite(number):
+                    raise RemoteError(
+                        f"{self._url} scored document {index} {number}, which is no finite number.",
+                        200,
+                    )
+        left = count - len(dropped)
+        wanted = left if top_n is None else min(top_n, left)
         if len(found) < wanted:
             raise RemoteError(
                 f"{self._url} ranked {len(found)} documents where {wanted} were asked for, of "

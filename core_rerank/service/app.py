@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from core_rerank import __version__
 
+from .detection import detection_router
 from .gate import Gate
 from .metrics import Metrics
 from .openai import generating_backend, openai_routes
@@ -23,6 +24,7 @@ from .settings import ServiceSettings
 from .workload import Workload
 
 if TYPE_CHECKING:
+    from core_rerank.injection import InjectionDetector
     from core_rerank.reranker import Reranker
 
 WATCH_S = 0.5
@@ -33,6 +35,7 @@ def create_app(
     reranker: Reranker,
     settings: ServiceSettings | None = None,
     *,
+    detector: InjectionDetector | None = None,
     allowed_hosts: Collection[str] | None = None,
     engine_died: Callable[[], None] = lambda: None,
 ) -> FastAPI:
@@ -41,6 +44,8 @@ def create_app(
     Args:
         reranker: with ``backend="vllm-async"`` requests share the engine's batches.
         settings: limits and keys.
+        detector: for ``/v1/detect``, on ``reranker.backend``; name its heads as the reranker's
+            ``extra_heads``, so that the engine holds them from the start.
         allowed_hosts: what a request's Host header may name, or None for anything; a service
             without a key that listens on loopback should have `LOCAL_HOSTS`, or web pages could
             reach it through a name of their own.
@@ -74,7 +79,8 @@ def create_app(
     app.state.workload = workload
     install(app)
     app.include_router(RankRoutes(workload, settings).router)
-    app.include_router(operations_router(workload, settings, metrics))
+    app.include_router(detection_router(workload, settings, metrics, detector))
+    app.include_router(operations_router(workload, settings, metrics, detector))
     app.include_router(page_router())
     if settings.openai:
         app.router.routes.extend(openai_routes(workload, settings))

@@ -55,6 +55,13 @@ class UnknownProgram(ServiceError):
     error_type = "Validation"
 
 
+class NotServed(ServiceError):
+    """What is asked for was not turned on when the service started."""
+
+    status = 404
+    error_type = "Validation"
+
+
 class TooLarge(ServiceError):
     """A limit is exceeded; the message names it."""
 

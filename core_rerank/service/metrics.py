@@ -41,6 +41,12 @@ class Metrics:
         self.truncated = Counter(
             f"{name}truncated_documents", "Documents that were cut.", registry=self.registry
         )
+        self.flagged = Counter(
+            f"{name}flagged_texts",
+            "Documents and data that were flagged as holding orders.",
+            ("by",),
+            registry=self.registry,
+        )
         self.dropped = Counter(
             f"{name}dropped_requests",
             "Requests whose work was dropped or never begun.",

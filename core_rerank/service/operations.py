@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -13,8 +13,16 @@ from .metrics import Metrics
 from .settings import ServiceSettings
 from .workload import Workload
 
+if TYPE_CHECKING:
+    from core_rerank.injection import InjectionDetector
 
-def operations_router(workload: Workload, settings: ServiceSettings, metrics: Metrics) -> APIRouter:
+
+def operations_router(
+    workload: Workload,
+    settings: ServiceSettings,
+    metrics: Metrics,
+    detector: InjectionDetector | None = None,
+) -> APIRouter:
     """Endpoints over one workload."""
     router = APIRouter(tags=["operations"])
     reranker = workload.reranker
@@ -56,6 +64,8 @@ def operations_router(workload: Workload, settings: ServiceSettings, metrics: Me
             "timeout_s": settings.timeout_s,
             "auto_truncate": True,
             "openai": settings.openai,
+            "screen_threshold": reranker.screen.threshold if reranker.screen else None,
+            "detect_threshold": detector.threshold if detector else None,
         }
 
     @router.get("/metrics")

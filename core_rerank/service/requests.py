@@ -1,4 +1,4 @@
-"""The bodies of requests: Cohere v1 and v2, Jina, TEI, vLLM's score, and our own explain."""
+"""The bodies of requests: Cohere v1 and v2, Jina, TEI, vLLM's score, our explain and detect."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     PlainValidator,
     StrictBool,
+    StrictFloat,
     StrictInt,
     StrictStr,
     Tag,
@@ -57,6 +58,13 @@ def _utf8(text: str) -> str:
 Text = Annotated[StrictStr, AfterValidator(_utf8)]
 DocumentIn = Annotated[Any, PlainValidator(_text_or_object), WithJsonSchema(_TITLED)]
 TopN = Annotated[StrictInt, Field(ge=1, description="How many to return; all by default.")]
+Screen = Annotated[
+    Literal["flag", "drop"] | StrictBool,
+    Field(
+        description="Ours: score documents for orders planted in them. true or 'flag' marks "
+        "suspicious ones, 'drop' leaves them out. Needs a service started with --screen."
+    ),
+]
 Priority = Annotated[StrictInt, Field(ge=0, le=999, description="0 is the most urgent.")]
 
 
@@ -70,6 +78,13 @@ class _Fields(BaseModel):
     def _null_is_the_default(cls, body: Any) -> Any:
         if not isinstance(body, Mapping):
             return body
+        if body.get("screen") and "screen" not in cls.model_fields:
+            # Unlike other unknown fields: whoever asks relies on it.
+            raise Invalid(
+                "screen: this format cannot say which documents are suspicious. Send documents to "
+                "/v1/rerank, /v2/rerank or /v1/explain.",
+                field="screen",
+            )
         needed = {
             name
             for name, field in cls.model_fields.items()
@@ -99,6 +114,7 @@ class CohereV2Request(_Body):
     documents: list[DocumentIn]
     top_n: TopN | None = None
     max_tokens_per_doc: Annotated[StrictInt, Field(ge=1)] | None = None
+    screen: Screen = False
 
 
 class RerankRequest(_Body):
@@ -114,6 +130,7 @@ class RerankRequest(_Body):
     rank_fields: list[Text] | None = None
     max_tokens_per_doc: Annotated[StrictInt, Field(ge=0, description="0 is off.")] | None = None
     raw_scores: StrictBool = False
+    screen: Screen = False
 
 
 class TEIRequest(_Body):
@@ -134,6 +151,36 @@ class ExplainRequest(_Body):
     top_n: TopN | None = None
     max_tokens_per_doc: Annotated[StrictInt, Field(ge=1)] | None = None
     by_head: StrictBool = False
+    screen: Screen = False
+
+
+class DetectRequest(_Fields):
+    """``POST /v1/detect``: whether data, read under a trusted instruction, holds orders."""
+
+    instruction: Text
+    data: Text | list[Text]
+    model: Text | None = None
+    threshold: (
+        Annotated[
+            StrictFloat | StrictInt,
+            Field(
+                ge=0, le=1, description="A score above it is flagged; by default the heads' own."
+            ),
+        ]
+        | None
+    ) = None
+    priority: Priority = 0
+
+    @field_validator("instruction")
+    @classmethod
+    def _has_text(cls, instruction: str) -> str:
+        if not instruction.strip():
+            raise ValueError("is blank: give the task that the model has")
+        return instruction
+
+    def texts(self) -> list[str]:
+        """The data as a list."""
+        return _listed(self.data)
 
 
 class ScoreRequest(_Fields):

@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, FiniteFloat
 
 from core_rerank.types import RankedDocument, Ranking
 
+if TYPE_CHECKING:
+    from core_rerank.injection import Detection
+
 
 class CohereResult(BaseModel):
-    """Where a document was in the request, and its relevance from 0 to 1."""
+    """Where a document was in the request, and its relevance from 0 to 1.
+
+    ``injection`` and ``flagged`` are ours, where ``screen`` was asked for.
+    """
 
     index: int
     relevance_score: FiniteFloat
+    injection: FiniteFloat | None = None
+    flagged: bool | None = None
 
 
 class CohereMeta(BaseModel):
@@ -29,11 +37,15 @@ class CohereMeta(BaseModel):
 
 
 class CohereV2Response(BaseModel):
-    """Cohere v2's answer; it never holds a document's text."""
+    """Cohere v2's answer; it never holds a document's text.
+
+    ``dropped``, by place in the request, is ours, where ``screen`` was asked for.
+    """
 
     id: str
     results: list[CohereResult]
     meta: CohereMeta
+    dropped: list[int] | None = None
 
 
 class TextOut(BaseModel):
@@ -43,12 +55,18 @@ class TextOut(BaseModel):
 
 
 class RerankResult(BaseModel):
-    """One document of a ranking; ``truncated`` where the model read only its beginning."""
+    """One document of a ranking; ``truncated`` where the model read only its beginning.
+
+    With ``screen``, ``injection`` is how suspicious it is, in [0, 1], which a blank one has not,
+    and ``flagged`` whether that is above the threshold.
+    """
 
     index: int
     relevance_score: FiniteFloat
     document: TextOut | None = None
     truncated: bool | None = None
+    injection: FiniteFloat | None = None
+    flagged: bool | None = None
 
 
 class Usage(BaseModel):
@@ -59,13 +77,14 @@ class Usage(BaseModel):
 
 
 class RerankResponse(BaseModel):
-    """The answer of Jina, with vLLM's and infinity's ``id``."""
+    """The answer of Jina, with vLLM's and infinity's ``id``; ``dropped`` where it was screened."""
 
     id: str
     object: str = "list"
     model: str
     usage: Usage
     results: list[RerankResult]
+    dropped: list[int] | None = None
 
 
 class TEIResult(BaseModel):
@@ -93,6 +112,27 @@ class ScoreResponse(BaseModel):
     model: str
     data: list[ScoreItem]
     usage: Usage
+
+
+class DetectResult(BaseModel):
+    """One piece of data: ``score`` in [0, 1], higher is more suspicious.
+
+    ``focus_by_head``: the share of each head's attention that stays on the instruction.
+    """
+
+    index: int
+    score: FiniteFloat
+    flagged: bool
+    focus_by_head: dict[str, FiniteFloat]
+
+
+class DetectResponse(BaseModel):
+    """The answer of ``/v1/detect``, in the request's order."""
+
+    id: str
+    model: str
+    threshold: FiniteFloat
+    results: list[DetectResult]
 
 
 class Problem(BaseModel):
@@ -133,14 +173,21 @@ def relevance(score: float, raw: bool = False) -> float:
     return math.exp(score) / (1.0 + math.exp(score))
 
 
-def cohere_v2(ranking: Ranking, request_id: str, warnings: Sequence[str]) -> CohereV2Response:
+def cohere_v2(
+    ranking: Ranking, request_id: str, warnings: Sequence[str], screened: bool = False
+) -> CohereV2Response:
     """Cohere v2's shape."""
     cut = [item.index for item in ranking if item.truncated]
     told = [*warnings, *([_cut_warning(cut)] if cut else [])]
     return CohereV2Response(
         id=request_id,
         results=[
-            CohereResult(index=item.index, relevance_score=relevance(item.score))
+            CohereResult(
+                index=item.index,
+                relevance_score=relevance(item.score),
+                injection=item.injection,
+                flagged=item.flagged if screened else None,
+            )
             for item in ranking
         ],
         meta=CohereMeta(
@@ -149,11 +196,17 @@ def cohere_v2(ranking: Ranking, request_id: str, warnings: Sequence[str]) -> Coh
             tokens={"input_tokens": ranking.prompt_tokens, "output_tokens": 0},
             warnings=told or None,
         ),
+        dropped=list(ranking.dropped) if screened else None,
     )
 
 
 def jina(
-    ranking: Ranking, request_id: str, *, raw_scores: bool, texts: Sequence[str] | None
+    ranking: Ranking,
+    request_id: str,
+    *,
+    raw_scores: bool,
+    texts: Sequence[str] | None,
+    screened: bool = False,
 ) -> RerankResponse:
     """Jina's shape; ``texts`` are the request's, or None where they are not to be echoed."""
 
@@ -163,6 +216,8 @@ def jina(
             relevance_score=relevance(item.score, raw_scores),
             document=None if texts is None else TextOut(text=texts[item.index]),
             truncated=True if item.truncated else None,
+            injection=item.injection,
+            flagged=item.flagged if screened else None,
         )
 
     return RerankResponse(
@@ -170,6 +225,7 @@ def jina(
         model=ranking.model,
         usage=usage([ranking]),
         results=[result(item) for item in ranking],
+        dropped=list(ranking.dropped) if screened else None,
     )
 
 
@@ -200,9 +256,28 @@ def scores(rankings: Sequence[Ranking], request_id: str, model: str, raw: bool) 
     )
 
 
-def explained(ranking: Ranking, request_id: str) -> dict[str, Any]:
+def detected(found: Sequence[Detection], request_id: str, model: str) -> DetectResponse:
+    """What was found in each piece of data; there is at least one."""
+    return DetectResponse(
+        id=request_id,
+        model=model,
+        threshold=found[0].threshold,
+        results=[
+            DetectResult(
+                index=i,
+                score=one.score,
+                flagged=one.flagged,
+                focus_by_head={str(head): value for head, value in one.focus_by_head.items()},
+            )
+            for i, one in enumerate(found)
+        ],
+    )
+
+
+def explained(ranking: Ranking, request_id: str, screened: bool = False) -> dict[str, Any]:
     """``Ranking.to_dict`` with the request's id; JSON-safe."""
-    return {"id": request_id, **ranking.to_dict()}
+    dropped = {"dropped": list(ranking.dropped)} if screened else {}
+    return {"id": request_id, **ranking.to_dict(), **dropped}
 
 
 def usage(rankings: Sequence[Ranking]) -> Usage:

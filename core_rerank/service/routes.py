@@ -10,10 +10,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from core_rerank.types import Document, Ranking
+from core_rerank.types import Ranking, Screening
 
 from . import responses
 from .callers import gone, timeout_s
+from .checks import check_count, check_model
 from .errors import (
     BadRequest,
     EmptyRequest,
@@ -21,7 +22,6 @@ from .errors import (
     Invalid,
     TEIInferenceFailed,
     TooLarge,
-    UnknownModel,
 )
 from .requests import (
     CohereV2Request,
@@ -38,7 +38,7 @@ from .settings import ServiceSettings
 from .workload import RankTask, Workload
 
 MAX_HEAD_NUMBERS = 1_000_000
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
+PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem} for status in (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 }
 
@@ -49,7 +49,7 @@ class RankRoutes:
     def __init__(self, workload: Workload, settings: ServiceSettings) -> None:
         self._workload = workload
         self._settings = settings
-        self.router = APIRouter(responses=_PROBLEMS, tags=["rerank"])
+        self.router = APIRouter(responses=PROBLEMS, tags=["rerank"])
         add = self.router.add_api_route
         json_only = {"methods": ["POST"], "response_model_exclude_none": True}
         add("/v2/rerank", self.cohere_v2, response_model=CohereV2Response, **json_only)
@@ -61,29 +61,33 @@ class RankRoutes:
 
     async def cohere_v2(self, body: CohereV2Request, request: Request) -> CohereV2Response:
         """Cohere v2: relevance from 0 to 1, best first; documents are never echoed."""
-        self._check_model(body.model)
+        check_model(body.model, self._workload, self._settings)
+        screen = self._screen(body.screen)
         texts = texts_of(body.documents)
-        self._check_count(texts, "documents", BadRequest)
+        check_count(texts, "documents", BadRequest, self._settings)
         (ranking,) = await self._run(
             request,
-            [RankTask(body.query, texts, body.top_n, False, body.max_tokens_per_doc)],
+            [RankTask(body.query, texts, body.top_n, False, body.max_tokens_per_doc, screen)],
             body.priority,
         )
-        return responses.cohere_v2(ranking, request.state.request_id, self._told(body))
+        told = self._told(body)
+        return responses.cohere_v2(ranking, request.state.request_id, told, bool(screen))
 
     async def jina(self, body: RerankRequest, request: Request) -> RerankResponse:
         """Jina and Cohere v1, and the formats of vLLM and infinity."""
-        self._check_model(body.model)
+        check_model(body.model, self._workload, self._settings)
+        screen = self._screen(body.screen)
         texts = texts_of(body.documents, body.rank_fields)
-        self._check_count(texts, "documents", Invalid)
+        check_count(texts, "documents", Invalid, self._settings)
         limit = body.max_tokens_per_doc or None
-        task = RankTask(body.query, texts, body.top_n or None, False, limit)
+        task = RankTask(body.query, texts, body.top_n or None, False, limit, screen)
         (ranking,) = await self._run(request, [task], body.priority)
         return responses.jina(
             ranking,
             request.state.request_id,
             raw_scores=body.raw_scores,
             texts=texts if body.return_documents else None,
+            screened=bool(screen),
         )
 
     async def plain(
@@ -98,7 +102,7 @@ class RankRoutes:
             raise TEIInferenceFailed(error.message) from error
 
     async def _tei(self, body: TEIRequest, request: Request) -> list[TEIResult]:
-        self._check_count(body.texts, "texts", EmptyRequest)
+        check_count(body.texts, "texts", EmptyRequest, self._settings)
         (ranking,) = await self._run(request, [RankTask(body.query, body.texts)], body.priority)
         cut = [item.index for item in ranking if item.truncated]
         if cut and body.truncate is False:
@@ -112,9 +116,9 @@ class RankRoutes:
 
     async def score(self, body: ScoreRequest, request: Request) -> ScoreResponse:
         """vLLM's scores, in the request's order: one query for all documents, or one for each."""
-        self._check_model(body.model)
+        check_model(body.model, self._workload, self._settings)
         queries, documents = body.sides()
-        self._check_count(documents, "documents", BadRequest)
+        check_count(documents, "documents", BadRequest, self._settings)
         tasks = [RankTask(queries[0], documents)]
         if len(queries) > 1:
             tasks = [RankTask(q, [d]) for q, d in zip(queries, documents, strict=True)]
@@ -128,19 +132,18 @@ class RankRoutes:
 
     async def explain(self, body: ExplainRequest, request: Request) -> Response:
         """A ranking as ``Ranking.to_dict()`` gives it, with what every token earned."""
-        self._check_model(body.model)
+        check_model(body.model, self._workload, self._settings)
+        screen = self._screen(body.screen)
         documents = titled(body.documents)
-        self._check_count(documents, "documents", Invalid)
+        check_count(documents, "documents", Invalid, self._settings)
         if body.by_head:
             self._check_head_numbers(len(documents), body.max_tokens_per_doc)
         explain = "heads" if body.by_head else True
-        (ranking,) = await self._run(
-            request,
-            [RankTask(body.query, documents, body.top_n, explain, body.max_tokens_per_doc)],
-            body.priority,
-        )
+        task = RankTask(body.query, documents, body.top_n, explain, body.max_tokens_per_doc, screen)
+        (ranking,) = await self._run(request, [task], body.priority)
         # Long lists of tokens: written in a thread, or other requests would wait for it.
-        text = await asyncio.to_thread(_explained_json, ranking, request.state.request_id)
+        answer_id = request.state.request_id
+        text = await asyncio.to_thread(_explained_json, ranking, answer_id, bool(screen))
         return Response(text, media_type="application/json")
 
     async def _run(
@@ -153,28 +156,15 @@ class RankRoutes:
             priority=priority,
         )
 
-    def _check_model(self, model: str | None) -> None:
-        reranker = self._workload.reranker
-        served = {reranker.model_id, *self._settings.served_names}
-        if model is not None and model not in served:
-            raise UnknownModel(
-                f"model {model[:100]!r} is not served here; served: {', '.join(sorted(served))}. "
-                "The server takes other names with --served-model-name.",
-                field="model",
+    def _screen(self, wanted: Screening) -> Screening:
+        """``wanted``, where the reranker can."""
+        if wanted and self._workload.reranker.screen is None:
+            raise Invalid(
+                "screen: this service does not screen documents. Start it with --screen, so that "
+                "its engine holds the heads, or leave screen out.",
+                field="screen",
             )
-
-    def _check_count(
-        self, documents: Sequence[str | Document], field: str, empty: type[BadRequest | Invalid]
-    ) -> None:
-        limit = self._settings.max_documents
-        if not documents:
-            raise empty(f"{field} is empty: give at least one.", field=field)
-        if len(documents) > limit:
-            raise TooLarge(
-                f"{field} has {len(documents)} items, and the limit is {limit} (max_documents): "
-                "split the request.",
-                field=field,
-            )
+        return wanted
 
     def _check_head_numbers(self, documents: int, tokens: int | None) -> None:
         """One number a head and token makes long answers: there may be so many of them."""
@@ -197,5 +187,6 @@ class RankRoutes:
         return [f"max_tokens_per_doc is at most {limit} here"]
 
 
-def _explained_json(ranking: Ranking, request_id: str) -> str:
-    return json.dumps(responses.explained(ranking, request_id), ensure_ascii=False, allow_nan=False)
+def _explained_json(ranking: Ranking, request_id: str, screened: bool) -> str:
+    answer = responses.explained(ranking, request_id, screened)
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False)

@@ -18,6 +18,7 @@ from .app import LOCAL_HOSTS, create_app
 from .settings import ServiceSettings, is_loopback
 
 if TYPE_CHECKING:
+    from core_rerank.injection import InjectionDetector
     from core_rerank.reranker import Reranker
 
     from .workload import Workload
@@ -56,10 +57,11 @@ class Service:
         bound: socket.socket,
         settings: ServiceSettings | None = None,
         *,
+        detector: InjectionDetector | None = None,
         any_host: bool = False,
         started: Callable[[], None] = lambda: None,
     ) -> None:
-        """``started`` is called when requests are taken.
+        """``started`` is called when requests are taken; ``detector`` is as in `create_app`.
 
         Without a key a service on loopback answers only those who ask this machine by its own
         name or address, unless ``any_host``: as a proxy may pass another name on.
@@ -72,6 +74,7 @@ class Service:
         app = create_app(
             reranker,
             settings,
+            detector=detector,
             allowed_hosts=LOCAL_HOSTS | {address} if local else None,
             engine_died=self._end,
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,7 +27,7 @@ from .settings import ServiceSettings
 
 if TYPE_CHECKING:
     from core_rerank.reranker import Reranker
-    from core_rerank.types import Document, Explain, Ranking
+    from core_rerank.types import Document, Explain, Ranking, Screening
 
 T = TypeVar("T")
 
@@ -51,6 +52,7 @@ class RankTask:
     top_n: int | None = None
     explain: Explain = False
     max_tokens_per_doc: int | None = None
+    screen: Screening = False
 
 
 class Workload:
@@ -209,26 +211,40 @@ class Workload:
             raise group.exceptions[0] from None
 
     async def _rank(self, task: RankTask) -> Ranking:
-        try:
+        with failures_told(self):
             ranking = await self.reranker.arerank(
                 task.query,
                 task.documents,
                 top_n=task.top_n,
                 explain=task.explain,
                 max_tokens_per_doc=task.max_tokens_per_doc,
+                screen=task.screen,
             )
-        except PromptError as error:
-            raise Invalid(str(error)) from error
-        except (EngineDeadError, ClosedError) as error:
-            self.stop_taking(f"the engine is gone: {error}")
-            raise Unavailable(str(error), retry_after_s=10) from error
-        except (NotFiniteError, HookRuntimeError) as error:
-            raise InferenceFailed(str(error)) from error
         self._metrics.documents.observe(len(task.documents))
         self._metrics.tokens.inc(ranking.prompt_tokens)
         self._metrics.truncated.inc(sum(item.truncated for item in ranking))
+        flagged = len(ranking.dropped) + sum(item.flagged for item in ranking)
+        self._metrics.flagged.labels("rerank").inc(flagged)
         return ranking
 
     def _count(self, error: ServiceError) -> None:
         if type(error) in _DROPPED:
             self._metrics.dropped.labels(_DROPPED[type(error)]).inc()
+
+
+@contextmanager
+def failures_told(workload: Workload, field: str | None = None) -> Iterator[None]:
+    """What the engine raises inside as the service's errors; ``field`` is what may not fit."""
+    try:
+        yield
+    except PromptError as error:
+        raise Invalid(" ".join([str(error), *_notes(error)]), field=field) from error
+    except (EngineDeadError, ClosedError) as error:
+        workload.stop_taking(f"the engine is gone: {error}")
+        raise Unavailable(str(error), retry_after_s=10) from error
+    except (NotFiniteError, HookRuntimeError) as error:
+        raise InferenceFailed(str(error)) from error
+
+
+def _notes(error: PromptError) -> list[str]:
+    return [f"({note})" for note in getattr(error, "__notes__", [])]

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SAYS = {
     "01_rerank": ["of 30 layers loaded", "what must a ferry have on board? -> rules"],
-    "02_find_heads": ["72 documents, 24 questions", "heads.yaml", "The night train leaves"],
+    "02_find_heads": ["72 documents, 24 questions", "8 chosen", "Ada Brenn"],
+    "03_injection": ["16 heads of", "refused", "dropped: [3, 5, 6]"],
     "04_steering": ["20 pairs, 29 layers", "type: add_vector", "projected, generated"],
     "05_beir": ["random-heads", "run-core.trec", "metrics.json"],
     "06_write_a_program": ["short.yaml: right", "('length',) ('limit',) by_layer", "[]"],

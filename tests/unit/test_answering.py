@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from fake_backend import FakeBackend, SharedFakeBackend
 
-from core_rerank import PromptError, Reranker
-from core_rerank.prompt import PromptBuilder
+from core_rerank import InjectionDetector, PromptError, Reranker
 from hook_runtime import BridgedHookLLM
 from hook_runtime.specs import Capture, CaptureRequest, ModelInfo
 
@@ -68,12 +67,38 @@ def test_what_it_refuses(reranker: Reranker, smollm2_tokenizer: Any) -> None:
         Reranker.from_llm("smol")
 
 
-def test_a_prompt_that_leaves_no_room(smollm2_tokenizer: Any) -> None:
-    builder = PromptBuilder(smollm2_tokenizer, max_model_len=200)
-    prompt = builder.build("q", ["word " * 400])
-    assert prompt.truncated == (True,)
-    with pytest.raises(PromptError, match="199 are allowed"):
-        builder.answering("why " * 100, prompt)
+@pytest.mark.parametrize(("limit", "room"), [(512, 256), (1024, 256), (1024, 1), (2048, 900)])
+def test_what_could_be_ranked_can_be_answered_from(
+    smollm2_tokenizer: Any, limit: int, room: int
+) -> None:
+    """Six long documents fill the ranking's prompt; the one for an answer leaves room for it."""
+    backend = GeneratingFake(smollm2_tokenizer, max_model_len=limit)
+    reranker = Reranker.from_llm(backend, heads=HEADS, window="all")
+    documents = [f"Number {i}. " + "It tells of the moon and the sea. " * 80 for i in range(6)]
+    reranker.rerank(QUERY, documents)
+    prompt = reranker.answer_prompt(QUERY, documents, relevant=[1, 2], room=room)
+    assert limit - room - 12 <= len(prompt["prompt_token_ids"]) <= limit - room
+
+
+def test_a_room_that_the_documents_cannot_leave(smollm2_tokenizer: Any) -> None:
+    backend = GeneratingFake(smollm2_tokenizer, max_model_len=512)
+    reranker = Reranker.from_llm(backend, heads=HEADS, window="all")
+    with pytest.raises(PromptError, match="do not fit in one prompt"):
+        reranker.answer_prompt(QUERY, ["word " * 400] * 6, room=400)
+    with pytest.raises(ValueError, match="room must be a whole number from 1, not 0"):
+        reranker.answer_prompt(QUERY, DOCUMENTS, room=0)
+
+
+def test_an_engine_of_an_event_loop_is_no_backend_by_itself(smollm2_tokenizer: Any) -> None:
+    class Awaited(FakeBackend):
+        async def capture(self, requests: Any, **_: Any) -> Any:  # type: ignore[override]
+            return []
+
+    told = "captures of Awaited are awaited: give Reranker"
+    with pytest.raises(TypeError, match=told):
+        Reranker(backend=Awaited(smollm2_tokenizer))
+    with pytest.raises(TypeError, match=told):
+        InjectionDetector(Awaited(smollm2_tokenizer))
 
 
 class OneLoop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from contextlib import contextmanager
@@ -91,11 +92,12 @@ def test_two_gpus_of_twice_the_speed_are_linear(monkeypatch: pytest.MonkeyPatch)
     loop = SimpleNamespace(time=lambda: now[0])
     monkeypatch.setattr(gpu_rows.asyncio, "get_running_loop", lambda: loop)
     ticks: list[int] = []
+    numbers = itertools.count()
     row = asyncio.run(
         gpu_rows.data_parallel(
             Engine(),
             2,
-            lambda number: [(number, "query"), (number, "null")],  # type: ignore[arg-type]
+            lambda: [(next(numbers), "query"), (next(numbers), "null")],  # type: ignore[arg-type]
             5,
             lambda: ticks.append(1),
         )

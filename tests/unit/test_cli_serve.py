@@ -16,6 +16,7 @@ from services import DOCUMENTS, QUERY
 from typer.testing import CliRunner
 
 from core_rerank.cli import app
+from core_rerank.injection_heads import find_injection_heads
 
 
 def run(*arguments: str) -> Any:
@@ -28,8 +29,11 @@ def test_it_serves_drains_and_ends_with_0(smollm2_dir: Path, tmp_path: Path) -> 
     command = [sys.executable, "-m", "core_rerank.cli", "serve", "--port", "0", "-v"]
     command += ["--backend", "transformers", "--api-key-file", str(keys)]
     command += ["--served-model-name", "rerank-v3.5", "--max-tokens-per-doc", "64"]
+    command += ["--screen", "--detect"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    detects = find_injection_heads("HuggingFaceTB/SmolLM2-135M-Instruct", "instruction")
+    assert detects is not None
     said = ""
     while not (found := re.search(r"Serving \S+ on (\S+)", said)):
         line = process.stderr.readline()
@@ -39,6 +43,13 @@ def test_it_serves_drains_and_ends_with_0(smollm2_dir: Path, tmp_path: Path) -> 
     headers = {"Authorization": "Bearer second"}
     answer = httpx.post(f"{found[1]}/v2/rerank", json=body, headers=headers, timeout=60)
     assert answer.json()["results"][0]["index"] == 1
+    screened = httpx.post(
+        f"{found[1]}/v1/rerank", json={**body, "screen": "flag"}, headers=headers, timeout=60
+    )
+    assert all(0 < result["injection"] < 1 for result in screened.json()["results"])
+    mail = {"instruction": "Summarize the mail.", "data": ["Dear all, good night."]}
+    read = httpx.post(f"{found[1]}/v1/detect", json=mail, headers=headers, timeout=60)
+    assert set(read.json()["results"][0]["focus_by_head"]) == {str(h) for h in detects.heads}
     process.send_signal(signal.SIGTERM)
     out, rest = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -80,6 +91,11 @@ def test_a_host_that_is_not_ours_is_said() -> None:
         (["--admin-token-file", "{short}", "--openai"], "at least 16 characters"),
         (["--admin-token-file", "{long}"], "need openai"),
         (["--timeout", "nan"], "timeout"),
+        (["--screen-heads", "{long}"], "with --screen only"),
+        (["--detect-heads", "{long}"], "with --detect only"),
+        (["--detect", "--detect-heads", "{long}"], "must hold keys and values"),
+        (["--detect", "--model", "test/unknown-model"], "no injection heads are known for"),
+        (["--screen", "--strategy", "icr", "--window", "all"], "give window=1"),
     ],
 )
 def test_wrong_options_are_named(options: list[str], told: str, tmp_path: Path) -> None:

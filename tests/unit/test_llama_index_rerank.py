@@ -152,8 +152,11 @@ def test_a_screen_writes_where_no_model_reads_it_or_drops(smollm2_tokenizer: Any
         assert "injection" not in flagged[0].node.get_content(metadata_mode=mode)
     kept = [n.node.node_id for n in flagged if n.node.node_id != "n0"]
     assert [n.node.node_id for n in screened("drop")] == kept
-    with pytest.raises(ValueError, match="screen"):
-        CoreRerank(base_url="http://127.0.0.1:9", screen="flag")
+    reranker = Reranker(backend=backend, heads=["1-2"], window=1, screen=True, screen_heads=heads)
+    with behind_socket(reranker) as running:
+        for screen in ("flag", "drop"):
+            remote = CoreRerank(base_url=running.url, top_n=4, screen=screen)
+            assert remote.postprocess_nodes(nodes(), query_str=QUERY) == screened(screen)
 
 
 def test_types_of_nodes_are_kept(rerank: CoreRerank) -> None:

@@ -231,6 +231,12 @@ MISTAKES = [
     ("/score", {"text_1": None, "text_2": ["a"]}, 422, "queries", "missing"),
     ("/score", {"text_1": QUERY}, 422, "documents", "missing"),
     ("/score", {"text_1": QUERY, "text_2": ["a", 1]}, 422, "text_2[1]", "string"),
+    ("/v2/rerank", {**GOOD, "screen": True}, 422, "screen", "Start it with --screen"),
+    ("/v1/rerank", {**GOOD, "screen": "drop"}, 422, "screen", "does not screen"),
+    ("/v1/explain", {**GOOD, "screen": "flag"}, 422, "screen", "does not screen"),
+    ("/v1/rerank", {**GOOD, "screen": "delete"}, 422, "screen", "'flag' or 'drop'"),
+    ("/rerank", {"query": QUERY, "texts": ["a"], "screen": True}, 422, "screen", "/v1/rerank"),
+    ("/score", {"text_1": QUERY, "text_2": "a", "screen": "drop"}, 422, "screen", "/v1/rerank"),
     ("/v1/explain", {"query": QUERY, "documents": [{"text": "a", "title": 1}]}, 422,
      "documents[0].title", "is int"),
 ]  # fmt: skip
@@ -354,7 +360,7 @@ def test_openapi_describes_every_endpoint(reranker: Reranker) -> None:
     described = call(reranker, "GET", "/openapi.json").json()
     assert set(described["paths"]) == {
         "/v2/rerank", "/v1/rerank", "/rerank", "/score", "/v1/score", "/v1/explain",
-        "/health", "/ready", "/info", "/metrics",
+        "/v1/detect", "/health", "/ready", "/info", "/metrics",
     }  # fmt: skip
     schemas = described["components"]["schemas"]
     assert {"CohereV2Request", "RerankRequest", "TEIRequest", "ScoreRequest", "Problem"} <= set(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import DOCUMENTS, QUERY, behind_socket, call
+from services import DOCUMENTS, QUERY, behind_socket, call, screening_reranker
 
 from core_rerank import Reranker
 
@@ -308,3 +308,19 @@ def test_it_is_readable_in_both_schemes(page: Any, scheme: str) -> None:
         )
         light, dark = sorted((luminance(ink), luminance(back)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, (selector, ink, back)
+
+
+@needs_browser
+def test_suspicious_documents_are_marked(browser: Any, smollm2_tokenizer: Any) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    with behind_socket(screening_reranker(smollm2_tokenizer)[0]) as running:
+        page.goto(f"{running.url}/ui")
+        fill(page, QUERY, "\n".join(DOCUMENTS))
+        page.click("#rank")
+        finished(page, 4)
+        marked = page.eval_on_selector_all(
+            "#list .name:has(.suspicious)", "all => all.map(one => one.textContent)"
+        )
+        assert marked == [f"suspicious 0.75{DOCUMENTS[0]}"]
+        context.close()

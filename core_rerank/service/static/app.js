@@ -100,7 +100,8 @@ async function rankChunks(mine) {
     for (let start = starts.shift(); start !== undefined; start = starts.shift()) {
       const part = mine.documents.slice(start, start + size);
       const documents = part.map(({ text, title }) => (title ? { text, title } : text));
-      const answer = await ask("/v1/explain", { query: mine.query, documents }, mine.stop.signal);
+      const screen = info.screen_threshold === null ? false : "flag";
+      const answer = await ask("/v1/explain", { query: mine.query, documents, screen }, mine.stop.signal);
       for (const item of answer.documents) {
         mine.items.push({ ...item, index: start + item.index, doc_id: part[item.index].id });
       }
@@ -172,6 +173,11 @@ function makeRow(mine, item) {
   const title = item.title || item.doc_id;
   if (title !== undefined && title !== null) name.append(element("b", "", title));
   for (const flag of ["truncated", "blank"]) if (item[flag]) name.append(element("span", "flag", flag));
+  if (item.flagged) {
+    const flag = element("span", "flag suspicious", `suspicious ${shortScore(item.injection)}`);
+    flag.title = "May hold orders for the model: the score lies above the threshold.";
+    name.append(flag);
+  }
   name.append(item.text.slice(0, 200));
   const track = element("span", "track");
   track.setAttribute("aria-hidden", "true");
