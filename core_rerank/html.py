@@ -55,6 +55,7 @@ class _Section:
     model: str
     strategy: str
     cards: tuple[_Card, ...]
+    dropped: tuple[int, ...]
     zero: float
     explained: bool
     filtered: bool
@@ -96,6 +97,7 @@ def _section(ranking: Ranking) -> _Section:
         model=_clean(ranking.model),
         strategy=ranking.strategy,
         cards=cards,
+        dropped=ranking.dropped,
         zero=_percent(-low, high - low),
         explained=any(item.token_scores is not None for item in ranking),
         filtered=any(not piece.kept for card in cards for piece in card.pieces),

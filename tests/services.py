@@ -17,6 +17,7 @@ from fake_backend import SharedFakeBackend, shared_tokens
 from core_rerank import InjectionHeads, Reranker
 from core_rerank.injection_heads import Task
 from core_rerank.service import Service, ServiceSettings, create_app, listen
+from core_rerank.types import Screening
 from hook_runtime.specs import CaptureRequest, Head
 
 DOCUMENTS = [
@@ -55,7 +56,9 @@ def injection_heads(task: Task) -> InjectionHeads:
     )
 
 
-def screening_reranker(tokenizer: Any) -> tuple[Reranker, SharedFakeBackend]:
+def screening_reranker(
+    tokenizer: Any, screen: Screening = True
+) -> tuple[Reranker, SharedFakeBackend]:
     """As `fake_reranker`, able to screen; its injection heads are drawn to bread.
 
     So they score ``DOCUMENTS[0]`` 0.75, and texts without bread 0.5.
@@ -70,8 +73,9 @@ def screening_reranker(tokenizer: Any) -> tuple[Reranker, SharedFakeBackend]:
 
     backend = SharedFakeBackend(tokenizer, attention=attention)
     heads = injection_heads("document")
+    ranks: list[object] = ["1-2", "0-1"]
     return (
-        Reranker(backend=backend, heads=["1-2", "0-1"], window=1, screen=True, screen_heads=heads),
+        Reranker(backend=backend, heads=ranks, window=1, screen=screen, screen_heads=heads),
         backend,
     )
 

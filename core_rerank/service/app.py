@@ -42,7 +42,8 @@ def create_app(
     """A FastAPI application that ranks with ``reranker``, which stays the caller's to close.
 
     Args:
-        reranker: with ``backend="vllm-async"`` requests share the engine's batches.
+        reranker: with ``backend="vllm-async"`` requests share the engine's batches. Its ``screen``
+            lets requests ask for screening; those that do not are not screened.
         settings: limits and keys.
         detector: for ``/v1/detect``, on ``reranker.backend``; name its heads as the reranker's
             ``extra_heads``, so that the engine holds them from the start.

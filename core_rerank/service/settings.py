@@ -18,7 +18,8 @@ class ServiceSettings:
         api_keys: any one of them is asked for; none means that everybody may call.
         max_documents: documents of one request.
         max_body_bytes: size of a request's body.
-        max_running: requests in the engine at a time; None chooses by the backend.
+        max_running: requests in the engine at a time; None chooses by the backend. A quarter of
+            them, one at least where there are several, is kept for ranking.
         max_waiting: requests that wait for those; more are refused with 429.
         timeout_s: longest time a request may take, its waiting included.
         drain_s: time that requests get to end when the service is stopped, before they are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
@@ -156,6 +157,22 @@ def test_blank_documents_are_flagged() -> None:
     )
     assert ">blank</span>" in page
     assert "No text." in page
+
+
+def test_suspicious_documents_are_flagged_and_those_left_out_are_told() -> None:
+    attack = dataclasses.replace(ranked("obey", 1.0, 1, None), injection=0.8125, flagged=True)
+    fine = dataclasses.replace(ranked("rest", 0.5, 2, None), injection=0.25)
+    page = render(ranking(attack, fine))
+    assert page.count(">suspicious 0.8125</span>") == 1
+    assert page.index(">suspicious") < page.index("rest")
+    assert "Left out" not in page
+    dropping = dataclasses.replace(ranking(fine), dropped=(0, 2))
+    page = render(dropping)
+    assert ">Left out as suspicious</dt><dd>2 (input 0, 2, counted from 0)</dd>" in page
+    assert ">suspicious" not in page
+    many = render(dataclasses.replace(dropping, dropped=tuple(range(30))))
+    assert ">30 (input 0, 1, 2, " in many
+    assert " 19, …, counted from 0)<" in many
 
 
 def test_without_token_scores_it_says_how_to_get_shading() -> None:

@@ -16,6 +16,7 @@ from core_rerank import InjectionDetector, Reranker
 from core_rerank.errors import RemoteError
 from core_rerank.integrations.source import open_source
 from core_rerank.service import ServiceSettings, create_app
+from core_rerank.service.responses import relevance
 from hook_runtime.errors import ProbeError
 
 TASK = "Summarize the mail."
@@ -183,6 +184,29 @@ def test_screen_drops(reranker: Reranker) -> None:
         assert dropped.json()["dropped"] == [0]
         left = [r["index"] for r in dropped.json()["results"]]
         assert left == [r["index"] for r in plain.json()["results"] if r["index"] != 0]
+
+
+def test_a_reranker_that_drops_drops_only_where_it_is_asked(
+    reranker: Reranker, smollm2_tokenizer: Any
+) -> None:
+    dropping = screening_reranker(smollm2_tokenizer, "drop")[0]
+    assert dropping.rerank(QUERY, DOCUMENTS).dropped == (0,)
+    one, each = {"text_1": QUERY}, {"text_1": [QUERY] * len(DOCUMENTS)}
+    requests = [
+        ("/score", {**one, "text_2": DOCUMENTS}),
+        ("/score", {**each, "text_2": DOCUMENTS}),
+        ("/rerank", {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}),
+        ("/v1/rerank", BODY),
+    ]
+    answers = ask(dropping, *requests)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    together, apart, tei, jina = (answer.json() for answer in answers)
+    expected = {item.index: item.score for item in reranker.rerank(QUERY, DOCUMENTS)}
+    for scores in (together, apart):
+        found = {item["index"]: item["score"] for item in scores["data"]}
+        assert found == {i: pytest.approx(relevance(score)) for i, score in expected.items()}
+    assert {item["index"]: item["score"] for item in tei} == pytest.approx(expected)
+    assert {item["index"] for item in jina["results"]} == set(range(5))
 
 
 def test_screen_explains(reranker: Reranker) -> None:
