@@ -50,7 +50,11 @@ def streamed(client: OpenAI) -> str:
 
 
 def test_it_lists_completes_and_streams(url: str, client: OpenAI, smollm2_dir: Path) -> None:
-    assert [model.id for model in client.models.list()][:1] == ["smollm2-135m-instruct"]
+    listed = list(client.models.list())
+    assert [model.id for model in listed][:1] == ["smollm2-135m-instruct"]
+    assert {model.model_extra["root"] for model in listed if model.model_extra} == {
+        "HuggingFaceTB/SmolLM2-135M-Instruct"
+    }
     answer = client.chat.completions.create(messages=CHAT, **GREEDY)
     text = answer.choices[0].message.content
     assert text
@@ -132,6 +136,13 @@ def test_requests_run_the_programs_that_they_name(url: str, client: OpenAI) -> N
     assert len({texts[name, True] for name in (None, "loud", "knocked")}) >= 2
     assert texts["loud", True] != plain
     assert [i for i, _ in ranking.result()] == [i for i, _ in ranked(url)]
+    with pytest.raises(BadRequestError, match="leave use_beam_search out"):
+        client.completions.create(
+            prompt="The sea",
+            **GREEDY,
+            extra_body={"use_beam_search": True},
+            extra_headers={"x-program": "knocked"},
+        )
     deleted = httpx.delete(f"{url}/v1/programs/loud", headers=admin, timeout=60)
     assert deleted.status_code == 204
     with pytest.raises(NotFoundError, match="no program 'loud' is loaded"):
