@@ -28,7 +28,11 @@ def shared_tokens(request: CaptureRequest, head: Head) -> np.ndarray:
     rows = ids[slice(*request.probe.query_span)]
     columns = np.concatenate([ids[slice(*span)] for span in request.probe.spans])
     noise = (columns * 31 + head.layer * 7 + head.head) % 97 / 97
-    return (np.isin(columns, rows) + 0.01 * noise) / (1 + head.layer)
+    tokens = (np.isin(columns, rows) + 0.01 * noise) / (1 + head.layer)
+    if request.probe.reduction == "tokens":
+        return tokens
+    lengths = [end - start for start, end in request.probe.spans]
+    return np.add.reduceat(tokens, np.cumsum([0, *lengths[:-1]]))
 
 
 class FakeBackend:
