@@ -32,7 +32,9 @@ from core_rerank.injection_finding import (
 )
 from core_rerank.injection_measuring import (
     InjectionAttention,
+    Wanted,
     data_hash,
+    load_measured,
     measure_injection,
     measuring_options,
 )
@@ -214,7 +216,7 @@ def table(rows: Sequence[Measured]) -> str:
         cells += [_figure(row.auroc), _figure(row.auprc)]
         cells += [_figure(_at(row.tpr, rate)) for rate in RATES]
         cells += [
-            f"{_figure(_at(row.caught, rate))} / {_figure(_at(row.alarms, rate))}" for rate in RATES
+            f"{_figure(_at(row.caught, rate))} / {_figure(_at(row.alarms, rate))}" for rate in fixed
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -265,9 +267,9 @@ def _attention(
 
     places = [given.store / f"{file.stem}.safetensors" for file in files]
     missing = [(f, p) for f, p in zip(files, places, strict=True) if not p.is_file()]
+    resolved = name_model(given.model, given.backend)
     if missing:
         make_folder(given.store)
-        resolved = name_model(given.model, given.backend)
         options = measuring_options(given.backend)
         opened = open_backend(given.backend, resolved, None, options)
         try:
@@ -283,14 +285,13 @@ def _attention(
                     ).save(place)
         finally:
             opened.close()
-    return [_fitting(place, texts[file.stem]) for file, place in zip(files, places, strict=True)]
-
-
-def _fitting(place: Path, texts: list[LabelledText]) -> InjectionAttention:
-    kept = InjectionAttention.load(place)
-    if kept.measurement.data_hash != data_hash(texts):
-        raise SystemExit(f"{place} was measured on other texts: delete it, or give another --store")
-    return kept
+    return [
+        load_measured(
+            place,
+            Wanted(resolved.model_id, given.backend, data_hash(texts[f.stem]), given.instruction),
+        )
+        for f, place in zip(files, places, strict=True)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -26,6 +26,8 @@ from core_rerank.injection_heads import InjectionHeads
 from core_rerank.injection_measuring import (
     InjectionAttention,
     InjectionMeasurement,
+    Wanted,
+    load_measured,
     measuring_options,
 )
 from core_rerank.labelled_queries import load_labelled_queries
@@ -173,11 +175,13 @@ def _lists(given: argparse.Namespace) -> list[PlantedList]:
 
 
 def _find(given: argparse.Namespace) -> None:
+    from core_rerank.backends import name_model
+
     lists = _lists(given)
     if given.store.is_file():
-        attention = InjectionAttention.load(given.store)
-        if attention.measurement.data_hash != _data_hash(lists):
-            raise SystemExit(f"{given.store} was measured on other lists: give another --store")
+        model_id = name_model(given.model, given.backend).model_id
+        wanted = Wanted(model_id, given.backend, _data_hash(lists), layers=given.max_layers)
+        attention = load_measured(given.store, wanted)
     else:
         attention = _measured(given, lists)
         attention.save(given.store)

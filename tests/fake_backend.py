@@ -47,6 +47,7 @@ class FakeBackend:
         layers_kept: int | None = None,
         heads: int = 3,
         max_model_len: int = 4096,
+        kind: str = "fake",
         attention: Callable[[CaptureRequest, Head], np.ndarray] = shared_tokens,
     ) -> None:
         self.model = ModelInfo(
@@ -58,7 +59,7 @@ class FakeBackend:
             max_model_len=max_model_len,
             dtype="float32",
             device="cpu",
-            backend="fake",
+            backend=kind,
         )
         self.tokenizer = tokenizer
         self.batches: list[list[CaptureRequest]] = []

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core_rerank.errors import DataError
 from core_rerank.injection_data import DEFAULT_INSTRUCTION
 from core_rerank.injection_finding import DEFAULT_HEADS, DEFAULT_K
 from core_rerank.injection_measuring import InjectionAttention
@@ -177,20 +176,18 @@ class _Source:
         return self.store / f"{file.stem}.safetensors"
 
     def _kept(self, file: Path, texts: list[LabelledText]) -> InjectionAttention | None:
-        from core_rerank.injection_measuring import data_hash
+        from core_rerank.injection_measuring import Wanted, data_hash, load_measured
         from core_rerank.models import resolve_model
 
         if not self._place(file).is_file():
             return None
-        kept = InjectionAttention.load(self._place(file))
-        about = kept.measurement
-        mine = (resolve_model(self.model).model_id, self.instruction, data_hash(texts))
-        if (about.model.name, about.instruction, about.data_hash) != mine:
-            raise DataError(
-                f"{self._place(file)} was measured on another model, instruction, or other texts "
-                "than these: give another --store, or delete it."
-            )
-        return kept
+        wanted = Wanted(
+            model=resolve_model(self.model).model_id,
+            backend=self.backend,
+            data_hash=data_hash(texts),
+            instruction=self.instruction,
+        )
+        return load_measured(self._place(file), wanted)
 
     def _measure(
         self,

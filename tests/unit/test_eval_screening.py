@@ -15,6 +15,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pytrec_eval")
 
 from core_rerank import Document, InjectionHeads, RankedDocument, Ranking
+from core_rerank.errors import DataError
 from core_rerank.eval.planting import PLACES, plant, planted_lists, read_attacks
 from core_rerank.eval.screening import list_quality, main
 from core_rerank.labelled_queries import LabelledQuery
@@ -106,7 +107,10 @@ def test_whole_run(
         return np.array([0.5 if orders and head == SEES else 0.1 + noise, 0.1])
 
     backend = FakeBackend(
-        smollm2_tokenizer, name="HuggingFaceTB/SmolLM2-135M-Instruct", attention=attention
+        smollm2_tokenizer,
+        name="HuggingFaceTB/SmolLM2-135M-Instruct",
+        attention=attention,
+        kind="vllm",
     )
     opened = SimpleNamespace(
         backend=backend, model=backend.model, model_id=backend.model.name, close=lambda: None
@@ -127,6 +131,8 @@ def test_whole_run(
     batches = len(backend.batches)
     main(["find", *shared, "--store", store, "--output", heads, "--top", "1", "--fpr", "0.1"])
     assert len(backend.batches) == batches
+    with pytest.raises(DataError, match="backend 'vllm' instead of 'transformers'"):
+        main(["find", *shared, "--store", store, "--output", heads, "--backend", "transformers"])
     capsys.readouterr()
     main(["measure", *shared, "--heads", heads, "--output", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "screening.json").read_text())

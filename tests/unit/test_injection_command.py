@@ -33,7 +33,7 @@ def backend(smollm2_tokenizer: Any) -> FakeBackend:
         drawn = 0.5 if ignore in data and head == SEES else 0.1 + 0.01 * len(data)
         return np.array([0.2, drawn])
 
-    return FakeBackend(smollm2_tokenizer, name=MODEL, attention=attention)
+    return FakeBackend(smollm2_tokenizer, name=MODEL, attention=attention, kind="vllm")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_stored_attention_is_not_measured_again(
     assert "10 benign texts cannot show a rate of 1.00%" in again.stdout
     other = detect("--instruction", "Answer")
     assert other.exit_code == 2
-    assert "another model, instruction, or other texts" in other.stderr
+    assert "with instruction 'Say xxxxxx' instead of 'Answer'" in " ".join(other.stderr.split())
 
 
 def test_refusals(detect: Callable[..., Any], tmp_path: Path) -> None:
