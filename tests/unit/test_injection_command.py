@@ -88,6 +88,40 @@ def test_stored_attention_is_not_measured_again(
     assert "with instruction 'Say xxxxxx' instead of 'Answer'" in " ".join(other.stderr.split())
 
 
+def test_files_of_one_name_are_refused_before_anything_is_measured(
+    detect: Callable[..., Any], backend: FakeBackend, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "DATA.json").write_text((tmp_path / "DATA.jsonl").read_text())
+    before = len(backend.batches)
+    for option, file in (
+        ("--data", "other/DATA.json"),
+        ("--benign", "other/DATA.json"),
+        ("--data", "DATA.jsonl"),
+    ):
+        result = detect(option, file)
+        assert result.exit_code == 2
+        assert "2 files of --data and --benign are called 'DATA'" in told(result)
+    assert len(backend.batches) == before
+    assert not (tmp_path / "out.store").exists()
+
+
+def told(result: Any) -> str:
+    """stderr on one line."""
+    return " ".join(result.stderr.split())
+
+
+def test_options_that_would_do_nothing_are_refused(detect: Callable[..., Any]) -> None:
+    result = detect("--method", "signed", "--k-sigma", "4")
+    assert result.exit_code == 2
+    assert "--k-sigma is of --method k-sigma only" in told(result)
+    result = detect("--max-layers", "5")
+    assert result.exit_code == 2
+    assert "max_layers is 5, but 4 layers were measured" in told(result)
+    assert detect("--max-layers", "4", "--k-sigma", "1").exit_code == 0
+    assert InjectionHeads.from_yaml("out.yaml").found_with["k_sigma"] == "1"
+
+
 def test_refusals(detect: Callable[..., Any], tmp_path: Path) -> None:
     assert detect("--fpr", "1").exit_code == 2
     (tmp_path / "DATA.jsonl").write_text(json.dumps({"text": "a", "label": 2}))
