@@ -8,7 +8,7 @@ takes seconds. Heads are found by both methods on all of --find, and without the
 measured one's family ("left out"; a family is what precedes the first "_" of a name). The
 thresholds are those of 1 % and 5 % false positives on the benign texts of --find, held out. Two
 controls need no model: the length of the data in tokens, and a list of keywords. Writes
-injection.json, injection.md and, with matplotlib, injection.svg.
+injection.json, injection.md and, with matplotlib and a measured file of both kinds, injection.svg.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from core_rerank.injection_measuring import (
     measuring_options,
 )
 from core_rerank.injection_scoring import threshold_for
+from core_rerank.pictures import can_draw, save_figure
 
 from .files import make_folder, write_whole
 
@@ -230,19 +231,22 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}".lstrip("0") or "0"
 
 
-def draw(scored: Sequence[LabelledScores], path: Path, bins: int = 8) -> None:
+def draw(scored: Sequence[LabelledScores], path: Path, bins: int = 8) -> bool:
     """Reliability: the share of attacks among texts of equal scores, against their mean score.
 
     One panel a data set that has both kinds; a dot is an eighth of its texts. On the diagonal a
-    score is the chance of an attack.
+    score is the chance of an attack. False, and no file, without matplotlib or such a data set.
     """
     import numpy as np
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
     drawn = [s for s in scored if s.system in METHODS and s.attack.any() and not s.attack.all()]
     names = list(dict.fromkeys(s.data for s in drawn))
-    with rc_context({"svg.hashsalt": "core-rerank", "font.size": 10}):
+    if not names or not can_draw():
+        return False
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.size": 10}):
         figure = Figure(figsize=(3.6 * len(names), 3.8), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for one in (s for s in drawn if s.data == name):
@@ -253,7 +257,8 @@ def draw(scored: Sequence[LabelledScores], path: Path, bins: int = 8) -> None:
             axes.set(title=name, xlabel="mean score", xlim=(0, 1), ylim=(-0.02, 1.02))
             axes.legend(fontsize=8)
         figure.axes[0].set_ylabel("share of attacks")
-        figure.savefig(path, metadata={"Date": None})
+        save_figure(figure, path)
+    return True
 
 
 def _attention(
@@ -324,8 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = {"settings": settings, "rows": [asdict(row) for row in rows], "measured": about}
     write_whole(given.output / "injection.json", f"{json.dumps(report, indent=1)}\n")
     write_whole(given.output / "injection.md", table(rows))
-    draw(scored, given.output / "injection.svg")
     print(table(rows), end="")
+    draw(scored, given.output / "injection.svg")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("sklearn")
 
 from core_rerank.errors import DataError
-from core_rerank.eval.injection import LabelledScores, family, main, measure, table
+from core_rerank.eval.injection import LabelledScores, draw, family, main, measure, table
 from core_rerank.eval.injection_sets import main as split
 from core_rerank.eval.injection_sets import split_rows
 from core_rerank.injection_data import load_labelled_texts
@@ -68,6 +69,27 @@ def test_a_store_fits_or_is_refused_for_what_differs(tmp_path: Path) -> None:
     for layers in (None, 2):
         with pytest.raises(DataError, match="the first 1 layers instead of 2"):
             load_measured(path, replace(fits, layers=layers))
+
+
+def test_no_picture_without_matplotlib_or_a_set_of_both_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = np.linspace(0, 1, 16)
+    both = LabelledScores("signed", "d", scores, scores > 0.5, {})
+    calm = LabelledScores("signed", "calm", scores, np.zeros(16, bool), {})
+    control = LabelledScores("length alone", "d", scores, scores > 0.5, {})
+    path = tmp_path / "injection.svg"
+    assert not draw([calm, control], path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        patch.setattr("core_rerank.eval.injection.can_draw", lambda: False)
+        assert not draw([both], path)
+    assert not path.exists()
+    pytest.importorskip("matplotlib")
+    assert draw([both, calm], path)
+    first = path.read_bytes()
+    assert draw([both, calm], path)
+    assert path.read_bytes() == first
 
 
 def test_every_line_of_the_table_has_as_many_cells() -> None:
