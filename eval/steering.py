@@ -113,19 +113,32 @@ def measure(
 def fit_vectors(
     llm: HookLLM, constraint: Constraint, prompts: Sequence[str], own: Sequence[Answer]
 ) -> dict[str, SteeringVector]:
-    """A vector a contrast: the instruction against none; after two answers in the form, against
-    after the same answers as the model gave them."""
-    shown = [" ".join(sentences(a.text)[:SENTENCES_SHOWN]) for a in own]
-    positive, negative = [], []
-    for i, prompt in enumerate(prompts):
-        others = [(i + distance) % len(prompts) for distance in SHOTS]
-        for side, write in ((positive, constraint.rewrite), (negative, str)):
-            turns = [(prompts[k], write(shown[k])) for k in others]
-            side.append([*_turns(turns), {"role": "user", "content": prompt}])
+    """A vector a contrast: the instruction against none, and demonstrations (see there)."""
+    positive, negative = demonstrations(constraint, prompts, own)
+    if len(positive) < len(prompts):
+        left_out = len(prompts) - len(positive)
+        print(f"{left_out} of {len(prompts)} demonstrations left out: an answer was empty")
     return {
         "instruction": SteeringVector.fit(llm, *instruction_pairs(prompts, constraint.instruction)),
         "demonstrations": SteeringVector.fit(llm, positive, negative),
     }
+
+
+def demonstrations(
+    constraint: Constraint, prompts: Sequence[str], own: Sequence[Answer]
+) -> tuple[list[Any], list[Any]]:
+    """Conversations: each prompt after two answers in the form, and after the same answers as the
+    model gave them; those in which an answer is empty are left out."""
+    shown = [" ".join(sentences(a.text)[:SENTENCES_SHOWN]) for a in own]
+    positive, negative = [], []
+    for i, prompt in enumerate(prompts):
+        others = [(i + distance) % len(prompts) for distance in SHOTS]
+        if not all(shown[k] for k in others):
+            continue
+        for side, write in ((positive, constraint.rewrite), (negative, str)):
+            turns = [(prompts[k], write(shown[k])) for k in others]
+            side.append([*_turns(turns), {"role": "user", "content": prompt}])
+    return positive, negative
 
 
 def trial_settings() -> list[Setting]:

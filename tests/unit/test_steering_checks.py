@@ -16,6 +16,8 @@ from core_rerank.eval.steering import (
     PROMPTS,
     RESULTS,
     SHOTS,
+    Answer,
+    demonstrations,
     measured_before,
     settings_of,
     trial_settings,
@@ -59,6 +61,25 @@ def test_loops_and_empty_answers_are_no_success() -> None:
         assert not is_readable(text)
         assert not BY_NAME["lower-case"].followed(text, cut=False)
     assert is_readable("the ice is a river of ice")
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.name)
+def test_an_empty_answer_demonstrates_nothing(constraint: Any) -> None:
+    prompts = [f"what is {i}?" for i in range(40)]
+    own = [Answer(f"It is {i}. So it is.", (), False) for i in range(40)]
+    positive, negative = demonstrations(constraint, prompts, own)
+    assert len(positive) == len(negative) == 40
+    assert [turn["content"] for turn in negative[0]] == [
+        *(f"what is {SHOTS[0]}?", "It is 7. So it is."),
+        *(f"what is {SHOTS[1]}?", "It is 19. So it is."),
+        "what is 0?",
+    ]
+    assert constraint.holds(positive[0][1]["content"])
+    own[20] = Answer(" \n", (), False)
+    positive, negative = demonstrations(constraint, prompts, own)
+    left = [prompts[i] for i in range(40) if i not in (20 - SHOTS[0], 20 - SHOTS[1])]
+    for side in (positive, negative):
+        assert [conversation[-1]["content"] for conversation in side] == left
 
 
 def test_no_prompt_is_in_two_splits() -> None:
