@@ -19,7 +19,6 @@ import core_rerank
 from core_rerank import HeadSet, InjectionHeads, backends, shared
 from core_rerank.pool import BackendPool, setting_key
 from hook_runtime.errors import ClosedError, IncompleteCaptureError, ProbeError
-from hook_runtime.specs import Head
 
 HEADS = ["1-2", "0-1"]
 MODEL = "test/fake"
@@ -137,14 +136,16 @@ def test_a_rewritten_head_set_file_is_read_again(
 
 
 def screen_heads(threshold: float) -> InjectionHeads:
-    return InjectionHeads(
-        model=MODEL,
-        num_layers=4,
-        num_heads=3,
-        heads=(Head(1, 1),),
-        threshold=threshold,
-        method="k-sigma",
-        task="document",
+    return InjectionHeads.model_validate(
+        {
+            "model": MODEL,
+            "num_layers": 4,
+            "num_heads": 3,
+            "heads": ["1-1"],
+            "threshold": threshold,
+            "method": "k-sigma",
+            "task": "document",
+        }
     )
 
 
