@@ -220,12 +220,17 @@ def held_out_scores(
 def _check_groups(evidence: Evidence) -> None:
     for kind, rows in (("benign texts", ~evidence.attack), ("attacks", evidence.attack)):
         groups = {group for group, here in zip(evidence.groups, rows, strict=True) if here}
-        if len(groups) < FOLDS:
+        if len(groups) < 2:
             raise DataError(
-                f"the {kind} are of {len(groups)} contexts, and {FOLDS} or more are needed, "
-                "because each is scored by heads found without its context: give texts with other "
-                "values of context_id, or leave context_id out where texts have nothing in common."
+                f"the {kind} are of {len(groups)} context, and two or more are needed, because "
+                "each is scored by heads found without its context: give texts with other values "
+                "of context_id, or leave context_id out where texts have nothing in common."
             )
+    if len(evidence.attack) < 2 * FOLDS:
+        raise DataError(
+            f"{len(evidence.attack)} texts are too few to hold {FOLDS} parts of them out: give "
+            f"{2 * FOLDS} or more."
+        )
 
 
 def auroc(scores: np.ndarray, attack: np.ndarray) -> float:

@@ -132,18 +132,23 @@ def test_separation_is_of_data_sets_with_both_kinds() -> None:
 @pytest.mark.parametrize(
     ("kind", "rows"), [("attacks", slice(40, 80)), ("benign texts", slice(0, 40))]
 )
-def test_one_kind_in_few_contexts_cannot_be_held_out(kind: str, rows: slice) -> None:
+def test_one_kind_in_one_context_cannot_be_held_out(kind: str, rows: slice) -> None:
     pytest.importorskip("sklearn")
     given = evidence()
-    for contexts in (1, 4):
-        groups = list(given.groups)
-        groups[rows] = [f"context {i % contexts}" for i in range(40)]
-        few = replace(given, groups=tuple(groups))
-        with pytest.raises(DataError, match=f"the {kind} are of {contexts} contexts, and 5"):
-            held_out_scores(few, "k-sigma")
-    groups[rows] = [f"context {i % 5}" for i in range(40)]
+    groups = list(given.groups)
+    groups[rows] = ["one context"] * 40
+    with pytest.raises(DataError, match=f"the {kind} are of 1 context, and two"):
+        held_out_scores(replace(given, groups=tuple(groups)), "k-sigma")
+    groups[rows] = [f"context {i % 2}" for i in range(40)]
     scores = held_out_scores(replace(given, groups=tuple(groups)), "k-sigma")
     assert np.isfinite(scores).all()
+
+
+def test_few_texts_cannot_be_held_out() -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(DataError, match="9 texts are too few"):
+        held_out_scores(evidence(benign=5, attacks=4), "k-sigma")
+    assert np.isfinite(held_out_scores(evidence(benign=5, attacks=5), "k-sigma")).all()
 
 
 def test_finding_refuses() -> None:
