@@ -90,12 +90,18 @@ def choose_injection_heads(
     """Heads found on ``data``; the threshold set on ``benign``, or held out on ``data``'s own.
 
     Raises:
-        DataError: the measurements are of different models or prompts.
+        DataError: the measurements are of different models or prompts, or of fewer layers than
+            ``max_layers``; or no heads can be found on them.
         ValueError: there is nothing to compare, or no benign text.
     """
     _check_alike([*data, *benign])
     layers = selection.max_layers
     model = data[0].measurement.model
+    if layers is not None and layers > model.layers_kept:
+        raise DataError(
+            f"max_layers is {layers}, but {model.layers_kept} layers were measured: give at most "
+            "so many."
+        )
     evidence = Evidence.of([(a.drawn(layers), a.attack, a.groups) for a in data], model.num_heads)
     how = {"count": selection.count, "k": selection.k}
     found = find_heads(evidence, selection.method, **how)

@@ -63,7 +63,11 @@ def load_labelled_texts(path: str | os.PathLike[str]) -> list[LabelledText]:
 
 
 def sampled(texts: list[LabelledText], limit: int | None, seed: int = 0) -> list[LabelledText]:
-    """At most ``limit`` texts in their order, whole groups drawn by ``seed``; None: all of them."""
+    """At most ``limit`` texts in their order, whole groups drawn by ``seed``; None: all of them.
+
+    Raises:
+        DataError: every group has more texts than that.
+    """
     if limit is None or limit >= len(texts):
         return texts
     names = list(dict.fromkeys(text.group for text in texts))
@@ -77,4 +81,9 @@ def sampled(texts: list[LabelledText], limit: int | None, seed: int = 0) -> list
         if total + by_group[name] <= limit:
             chosen.add(name)
             total += by_group[name]
+    if not chosen:
+        raise DataError(
+            f"a limit of {limit} texts is below the smallest group (texts of one context_id stay "
+            f"together), which has {min(by_group.values())}: give that or more."
+        )
     return [text for text in texts if text.group in chosen]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hook_runtime.specs import Head
 
-from .errors import MissingDependencyError
+from .errors import DataError, MissingDependencyError
 from .injection_scoring import suspicion
 
 if TYPE_CHECKING:
@@ -77,9 +77,12 @@ class Evidence:
     def separation(self) -> np.ndarray:
         """float64 [heads]: how far benign and attacking texts lie apart, in standard deviations.
 
-        ``(mean of attacks - mean of benign) / (their two deviations added)``, averaged over data
-        sets. That it exceeds k is Attention Tracker's rule for an important head (arXiv
-        2411.00348), ``mean_N - k sd_N > mean_A + k sd_A`` of the focus, solved for k.
+        ``(mean of attacks - mean of benign) / (their two deviations added)``, averaged over the
+        data sets that have both. That it exceeds k is Attention Tracker's rule for an important
+        head (arXiv 2411.00348), ``mean_N - k sd_N > mean_A + k sd_A`` of the focus, solved for k.
+
+        Raises:
+            DataError: no data set has both.
         """
         import numpy as np
 
@@ -88,9 +91,16 @@ class Evidence:
             rows = self.sets == number
             benign = self.drawn[rows & ~self.attack]
             attack = self.drawn[rows & self.attack]
+            if not len(benign) or not len(attack):
+                continue
             spread = benign.std(axis=0) + attack.std(axis=0)
             gap = attack.mean(axis=0) - benign.mean(axis=0)
             apart.append(np.divide(gap, spread, out=np.zeros_like(gap), where=spread > 0))
+        if not apart:
+            raise DataError(
+                "no data set has both benign texts and attacks, so that what differs could be the "
+                "data set: give one file with both."
+            )
         return np.mean(apart, axis=0)
 
 
@@ -189,9 +199,14 @@ def _signed(evidence: Evidence, count: int) -> FoundHeads:
 def held_out_scores(
     evidence: Evidence, method: Method, *, count: int = DEFAULT_HEADS, k: float = DEFAULT_K
 ) -> np.ndarray:
-    """float64 [texts]: each text scored by heads found without its fold (five, by group)."""
+    """float64 [texts]: each text scored by heads found without its fold (five, by group).
+
+    Raises:
+        DataError: the texts cannot be dealt out so that both kinds are left every time.
+    """
     import numpy as np
 
+    _check_groups(evidence)
     selection: Any = _scikit("model_selection")
     folds = selection.StratifiedGroupKFold(FOLDS, shuffle=True, random_state=0)
     scores = np.empty(len(evidence.attack))
@@ -200,6 +215,22 @@ def held_out_scores(
         found = find_heads(evidence.only(rest), method, count=count, k=k)
         scores[fold] = found.scores(evidence.drawn[fold], evidence.num_heads)
     return scores
+
+
+def _check_groups(evidence: Evidence) -> None:
+    for kind, rows in (("benign texts", ~evidence.attack), ("attacks", evidence.attack)):
+        groups = {group for group, here in zip(evidence.groups, rows, strict=True) if here}
+        if len(groups) < 2:
+            raise DataError(
+                f"the {kind} are of {len(groups)} context, and two or more are needed, because "
+                "each is scored by heads found without its context: give texts with other values "
+                "of context_id, or leave context_id out where texts have nothing in common."
+            )
+    if len(evidence.attack) < 2 * FOLDS:
+        raise DataError(
+            f"{len(evidence.attack)} texts are too few to hold {FOLDS} parts of them out: give "
+            f"{2 * FOLDS} or more."
+        )
 
 
 def auroc(scores: np.ndarray, attack: np.ndarray) -> float:

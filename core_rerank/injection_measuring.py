@@ -100,6 +100,48 @@ class InjectionAttention:
         return cls(**arrays, groups=groups, measurement=InjectionMeasurement(**about))
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What attention must have been measured with to be taken from a store.
+
+    Attributes:
+        model: its id; ``backend`` what ran it.
+        data_hash: of the texts.
+        instruction: of texts without one of their own.
+        layers: so many or more, counted from the first; None: all.
+    """
+
+    model: str
+    backend: str
+    data_hash: str
+    instruction: str = ""
+    layers: int | None = None
+
+
+def load_measured(path: str | os.PathLike[str], wanted: Wanted) -> InjectionAttention:
+    """The attention of ``path``; DataError if it was measured with anything else."""
+    kept = InjectionAttention.load(path)
+    about, model = kept.measurement, kept.measurement.model
+    layers = min(wanted.layers or model.num_layers, model.num_layers)
+    others = [
+        f"{name} {there!r} instead of {asked!r}"
+        for name, there, asked in (
+            ("model", model.name, wanted.model),
+            ("backend", model.backend, wanted.backend),
+            ("instruction", about.instruction, wanted.instruction),
+        )
+        if there != asked
+    ]
+    others += ["other texts"] if about.data_hash != wanted.data_hash else []
+    if model.layers_kept < layers:
+        others.append(f"the first {model.layers_kept} layers instead of {layers}")
+    if others:
+        raise DataError(
+            f"{path} was measured with {', '.join(others)}: give another --store, or delete it."
+        )
+    return kept
+
+
 def measure_injection(
     backend: CaptureBackend,
     texts: Sequence[LabelledText],

@@ -16,7 +16,7 @@ from .inputs import RerankInput
 from .prompt import Prompt, PromptBuilder
 from .ranking import ScoredDocument
 from .scoring import Strategy, aggregate_heads, calibrate, score_document
-from .screening import Screen
+from .screening import Screen, document_masses
 from .windows import WindowPrompt, plan_windows
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ class Attention:
 
     Attributes:
         tokens: attention summed over heads, float64 [document tokens].
-        injection: of screening passes, how suspicious each document is, float64 [documents].
+        screened: of screening passes, the masses on instruction and document by head, float32
+            [heads, documents, 2]; unchecked, as here no document is known.
     """
 
     tokens: dict[bytes, np.ndarray]
-    injection: dict[bytes, np.ndarray] = field(default_factory=dict)
+    screened: dict[bytes, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,11 @@ class Reading:
         read = attention.tokens[self.query.key]
         return read if self.null is None else calibrate(read, attention.tokens[self.null.key])
 
-    def injection(self, attention: Attention) -> Sequence[float | None]:
-        """How suspicious each document of the window is; None each where none was screened."""
+    def screened(self, attention: Attention) -> Sequence[np.ndarray | None]:
+        """Each document's masses, float32 [heads, 2]; None each where none was screened."""
         if self.screen is None:
             return [None] * len(self.window.places)
-        return [float(value) for value in attention.injection[self.screen.key]]
+        return list(attention.screened[self.screen.key].swapaxes(0, 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +162,7 @@ class PassReader:
         for (key, request), capture in zip(unread.items(), captures, strict=True):
             self._check(request, capture)
             if self.screen is not None and key in screening:
-                attention.injection[key] = self.screen.suspicion(capture)
+                attention.screened[key] = document_masses(capture)
             else:
                 attention.tokens[key] = aggregate_heads(capture.values, self.weights)
         for null in _null_passes(plans):
@@ -199,18 +200,19 @@ class PassReader:
         """Each document that was read; by head where ``heads`` has that.
 
         Raises:
-            NotFiniteError: the engine returned NaN; names the document.
+            NotFiniteError: the engine returned NaN, or a screening head pays no attention; names
+                the document.
         """
         scored = []
         for reading in plan:
             tokens = reading.tokens(attention)
             by_head = heads[reading.query.key] if heads is not None else None
             prompt, start = reading.window.prompt, 0
-            for place, offsets, truncated, injection in zip(
+            for place, offsets, truncated, masses in zip(
                 reading.window.places,
                 prompt.offsets,
                 prompt.truncated,
-                reading.injection(attention),
+                reading.screened(attention),
                 strict=True,
             ):
                 columns = slice(start, start + len(offsets))
@@ -218,8 +220,17 @@ class PassReader:
                 _check_finite(part, place, given)
                 score = score_document(part, token_filter=self.filters_tokens)
                 each = by_head.of(columns) if by_head is not None else None
+                injection = self._suspicion(masses, place, given)
                 scored.append(ScoredDocument(place, score, truncated, offsets, each, injection))
         return scored
+
+    def _suspicion(self, masses: np.ndarray | None, place: int, given: RerankInput) -> float | None:
+        if self.screen is None or masses is None:
+            return None
+        try:
+            return self.screen.suspicion(masses)
+        except NotFiniteError as error:
+            raise NotFiniteError(f"{_named(place, given)} cannot be screened: {error}") from None
 
     def _pass(self, prompt: Prompt, by_head: bool = False) -> Pass:
         rows = prompt.rows(self.strategy.rows)
@@ -268,9 +279,12 @@ def _check_finite(tokens: np.ndarray, place: int, given: RerankInput) -> None:
     import numpy as np
 
     if not np.isfinite(tokens).all():
-        doc_id = given.doc_ids[place]
-        named = "" if doc_id is None else f" (id {doc_id!r})"
         raise NotFiniteError(
-            f"the engine returned attention that is not finite for document {place}{named}: "
+            f"the engine returned attention that is not finite for {_named(place, given)}: "
             "nothing can be ranked by it. Use dtype='bfloat16' or 'float32' if float16 overflows."
         )
+
+
+def _named(place: int, given: RerankInput) -> str:
+    doc_id = given.doc_ids[place]
+    return f"document {place}" if doc_id is None else f"document {place} (id {doc_id!r})"

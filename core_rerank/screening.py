@@ -41,12 +41,13 @@ class Screen:
         """What is read beside the ranking's own request for the same prompt."""
         return screening_request(prompt, self.heads.heads)
 
-    def suspicion(self, capture: Capture) -> np.ndarray:
-        """float64 [documents] in [0, 1]; higher is more suspicious."""
-        import numpy as np
+    def suspicion(self, masses: np.ndarray) -> float:
+        """In [0, 1], higher is more suspicious; from one document's masses, float [heads, 2].
 
-        shares = np.moveaxis(focus(document_masses(capture)), 0, -1)
-        return suspicion(shares, self.heads.weights, self.heads.intercept)
+        Raises:
+            NotFiniteError: see ``focus``.
+        """
+        return float(suspicion(focus(masses), self.heads.weights, self.heads.intercept))
 
 
 def screening_request(prompt: Prompt, heads: Heads) -> CaptureRequest:

@@ -16,10 +16,12 @@ from hook_runtime.errors import ClosedError
 from .backends import OpenBackend
 from .errors import CoreRerankError
 from .heads import HeadSet
+from .injection_heads import InjectionHeads
 from .inputs import check_input, check_top_n
 from .models import ResolvedModel
 from .pool import BackendPool, setting_key
 from .reranker import DEFAULT_MODEL, Documents, Reranker
+from .settings import check_explain
 from .types import DocId, Explain, Ranking
 
 
@@ -42,10 +44,10 @@ def rerank(
     that the next call starts afresh. The rest is as in ``Reranker.rerank``, whose arguments are
     checked before anything is loaded.
     """
-    arguments = _checked(query, documents, doc_ids, top_n)
+    arguments = _checked(query, documents, doc_ids, top_n, explain)
     reranker = _shared(model, settings)
     try:
-        return reranker.rerank(**arguments, explain=explain)
+        return reranker.rerank(**arguments)
     except Exception as error:
         if _is_engine_failure(error):
             _let_go(reranker.backend, error)
@@ -63,10 +65,10 @@ async def arerank(
     **settings: Any,
 ) -> Ranking:
     """As ``rerank``, leaving the event loop free meanwhile; see ``Reranker.arerank``."""
-    arguments = _checked(query, documents, doc_ids, top_n)
+    arguments = _checked(query, documents, doc_ids, top_n, explain)
     reranker = await asyncio.to_thread(_shared, model, settings)
     try:
-        return await reranker.arerank(**arguments, explain=explain)
+        return await reranker.arerank(**arguments)
     except Exception as error:
         if _is_engine_failure(error):
             await asyncio.to_thread(_let_go, reranker.backend, error)
@@ -74,7 +76,11 @@ async def arerank(
 
 
 def _checked(
-    query: str, documents: Documents, doc_ids: Iterable[DocId] | None, top_n: int | None
+    query: str,
+    documents: Documents,
+    doc_ids: Iterable[DocId] | None,
+    top_n: int | None,
+    explain: Explain,
 ) -> dict[str, Any]:
     """The arguments of a rerank, checked, iterators read."""
     given = check_input(query, documents, doc_ids)
@@ -83,6 +89,7 @@ def _checked(
         "documents": given.documents,
         "doc_ids": None if doc_ids is None else given.doc_ids,
         "top_n": check_top_n(top_n),
+        "explain": check_explain(explain),
     }
 
 
@@ -115,7 +122,7 @@ def _shared(model: str | os.PathLike[str], settings: Mapping[str, Any]) -> _Shar
     given = signature(Reranker).bind(model, **settings)
     given.apply_defaults()  # a default spelled out is the same setting
     with _slots_lock:
-        slot = _slots.setdefault(setting_key(given.arguments), _Slot())
+        slot = _slots.setdefault(setting_key(_hashable(given.arguments)), _Slot())
     with slot.lock:
         reranker = slot.reranker
         if reranker is None:
@@ -131,7 +138,17 @@ def _read_now(settings: Mapping[str, Any]) -> dict[str, Any]:
         fixed["heads"] = tuple(heads)
     elif config and heads is None:
         fixed |= {"heads": HeadSet.from_yaml(config), "config": None}
+    screen_heads = fixed.get("screen_heads")
+    if isinstance(screen_heads, str | os.PathLike):
+        fixed["screen_heads"] = InjectionHeads.from_yaml(screen_heads)
     return fixed
+
+
+def _hashable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with their text in place of screening heads, which have no hash."""
+    heads = arguments["screen_heads"]
+    text = heads.model_dump_json() if isinstance(heads, InjectionHeads) else heads
+    return {**arguments, "screen_heads": text}
 
 
 def _is_engine_failure(error: Exception) -> bool:

@@ -15,6 +15,7 @@ from hook_runtime.positions import Positions
 if TYPE_CHECKING:
     from hook_runtime.engine import HookLLM
     from hook_runtime.programs import Program
+    from hook_runtime.specs import ModelInfo
 
 BATCH = 64  # prompts whose states are brought back at once
 FOLDS = 5
@@ -87,7 +88,7 @@ class SteeringVector:
             UnsupportedVLLMError: the engine keeps its hidden states closed.
         """
         _check_sides(positive, negative)
-        chosen = _check_layers(layers, llm.model.layers_kept - 1)
+        chosen = check_layers(layers, llm.model)
         states = _read(llm, [*positive, *negative], chosen, positions, progress)
         found = _measure(states[: len(positive)], states[len(positive) :])
         best = chosen[int(found.separation.argmax())]
@@ -139,6 +140,9 @@ class SteeringVector:
 
         ``HookLLM(config="FOLDER/program.yaml")`` then steers at ``layer`` with this coefficient;
         None projects. Each file appears whole or not at all. Returns the config's path.
+
+        Raises:
+            ValueError: a coefficient that is not finite, which no engine would load.
         """
         from .steering_files import write_folder
 
@@ -159,6 +163,12 @@ class SteeringVector:
         return self.layers.index(layer)
 
 
+def check_instruction(instruction: str) -> None:
+    """ValueError for one without words: both sides of a pair would be the same."""
+    if not instruction.strip():
+        raise ValueError("the instruction is empty: give the words that ask for the behaviour.")
+
+
 def instruction_pairs(
     prompts: Sequence[str], instruction: str
 ) -> tuple[list[list[dict[str, str]]], list[list[dict[str, str]]]]:
@@ -167,8 +177,7 @@ def instruction_pairs(
     Raises:
         ValueError: the instruction is empty.
     """
-    if not instruction.strip():
-        raise ValueError("the instruction is empty: give the words that ask for the behaviour.")
+    check_instruction(instruction)
     positive = [[{"role": "user", "content": f"{prompt} {instruction}"}] for prompt in prompts]
     negative = [[{"role": "user", "content": prompt}] for prompt in prompts]
     return positive, negative
@@ -224,8 +233,9 @@ def _check_sides(positive: Sequence[Any], negative: Sequence[Any]) -> None:
         raise ValueError(f"{len(positive)} pairs are too few: give two at least, better 40.")
 
 
-def _check_layers(layers: Any, count: int) -> tuple[int, ...]:
-    """Layers in order; ``count`` of them can be read."""
+def check_layers(layers: Any, model: ModelInfo) -> tuple[int, ...]:
+    """Layers in order; ValueError for one that cannot be read."""
+    count = model.layers_kept - 1
     if layers == "all":
         return tuple(range(count))
     from hook_runtime.specs import parse_layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,17 @@ FORMAT = "core-rerank steering 1"
 def write_folder(
     vector: SteeringVector, folder: Path, coefficient: float | None, positions: Positions
 ) -> Path:
-    """Both files, the vectors first; each in one step. Returns the config's path."""
+    """Both files, the vectors first; each in one step. Returns the config's path.
+
+    Raises:
+        ValueError: the coefficient is not finite.
+    """
     import numpy as np
     import yaml
     from safetensors.numpy import save
 
+    if coefficient is not None and not math.isfinite(coefficient):
+        raise ValueError(f"the coefficient must be a finite number, not {coefficient!r}.")
     tensors = {
         f"layer.{layer}": np.ascontiguousarray(row)
         for layer, row in zip(vector.layers, vector.directions, strict=True)

@@ -8,7 +8,7 @@ takes seconds. Heads are found by both methods on all of --find, and without the
 measured one's family ("left out"; a family is what precedes the first "_" of a name). The
 thresholds are those of 1 % and 5 % false positives on the benign texts of --find, held out. Two
 controls need no model: the length of the data in tokens, and a list of keywords. Writes
-injection.json, injection.md and, with matplotlib, injection.svg.
+injection.json, injection.md and, with matplotlib and a measured file of both kinds, injection.svg.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ from core_rerank.injection_finding import (
 )
 from core_rerank.injection_measuring import (
     InjectionAttention,
+    Wanted,
     data_hash,
+    load_measured,
     measure_injection,
     measuring_options,
 )
 from core_rerank.injection_scoring import threshold_for
+from core_rerank.pictures import can_draw, save_figure
 
 from .files import make_folder, write_whole
 
@@ -214,7 +217,7 @@ def table(rows: Sequence[Measured]) -> str:
         cells += [_figure(row.auroc), _figure(row.auprc)]
         cells += [_figure(_at(row.tpr, rate)) for rate in RATES]
         cells += [
-            f"{_figure(_at(row.caught, rate))} / {_figure(_at(row.alarms, rate))}" for rate in RATES
+            f"{_figure(_at(row.caught, rate))} / {_figure(_at(row.alarms, rate))}" for rate in fixed
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -228,19 +231,22 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}".lstrip("0") or "0"
 
 
-def draw(scored: Sequence[LabelledScores], path: Path, bins: int = 8) -> None:
+def draw(scored: Sequence[LabelledScores], path: Path, bins: int = 8) -> bool:
     """Reliability: the share of attacks among texts of equal scores, against their mean score.
 
     One panel a data set that has both kinds; a dot is an eighth of its texts. On the diagonal a
-    score is the chance of an attack.
+    score is the chance of an attack. False, and no file, without matplotlib or such a data set.
     """
     import numpy as np
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
     drawn = [s for s in scored if s.system in METHODS and s.attack.any() and not s.attack.all()]
     names = list(dict.fromkeys(s.data for s in drawn))
-    with rc_context({"svg.hashsalt": "core-rerank", "font.size": 10}):
+    if not names or not can_draw():
+        return False
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.size": 10}):
         figure = Figure(figsize=(3.6 * len(names), 3.8), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for one in (s for s in drawn if s.data == name):
@@ -251,7 +257,8 @@ def draw(scored: Sequence[LabelledScores], path: Path, bins: int = 8) -> None:
             axes.set(title=name, xlabel="mean score", xlim=(0, 1), ylim=(-0.02, 1.02))
             axes.legend(fontsize=8)
         figure.axes[0].set_ylabel("share of attacks")
-        figure.savefig(path, metadata={"Date": None})
+        save_figure(figure, path)
+    return True
 
 
 def _attention(
@@ -265,9 +272,9 @@ def _attention(
 
     places = [given.store / f"{file.stem}.safetensors" for file in files]
     missing = [(f, p) for f, p in zip(files, places, strict=True) if not p.is_file()]
+    resolved = name_model(given.model, given.backend)
     if missing:
         make_folder(given.store)
-        resolved = name_model(given.model, given.backend)
         options = measuring_options(given.backend)
         opened = open_backend(given.backend, resolved, None, options)
         try:
@@ -283,14 +290,13 @@ def _attention(
                     ).save(place)
         finally:
             opened.close()
-    return [_fitting(place, texts[file.stem]) for file, place in zip(files, places, strict=True)]
-
-
-def _fitting(place: Path, texts: list[LabelledText]) -> InjectionAttention:
-    kept = InjectionAttention.load(place)
-    if kept.measurement.data_hash != data_hash(texts):
-        raise SystemExit(f"{place} was measured on other texts: delete it, or give another --store")
-    return kept
+    return [
+        load_measured(
+            place,
+            Wanted(resolved.model_id, given.backend, data_hash(texts[f.stem]), given.instruction),
+        )
+        for f, place in zip(files, places, strict=True)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -323,8 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = {"settings": settings, "rows": [asdict(row) for row in rows], "measured": about}
     write_whole(given.output / "injection.json", f"{json.dumps(report, indent=1)}\n")
     write_whole(given.output / "injection.md", table(rows))
-    draw(scored, given.output / "injection.svg")
     print(table(rows), end="")
+    draw(scored, given.output / "injection.svg")
 
 
 if __name__ == "__main__":

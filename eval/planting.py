@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from core_rerank.errors import DataError
 from core_rerank.labelled_queries import LabelledQuery
+from core_rerank.prompt import PromptBuilder
 from core_rerank.rows import read_rows
 from core_rerank.types import Document
 
@@ -18,7 +20,7 @@ PLACES: tuple[Place, ...] = ("start", "middle", "end")
 
 @dataclass(frozen=True, slots=True)
 class PlantedDocument:
-    """A candidate; ``place`` is where its copy of an attack stands, None for a clean one.
+    """A candidate; ``attack`` is what was planted in it, and ``place`` where; None for a clean one.
 
     A planted copy is not relevant, whatever it was copied from: it is the attacker's.
     """
@@ -26,6 +28,14 @@ class PlantedDocument:
     document: Document
     relevant: bool
     place: Place | None = None
+    attack: str | None = None
+
+    @property
+    def attack_end(self) -> int:
+        """Where the attack ends in the document's whole text, in characters; 0 without one."""
+        if self.attack is None:
+            return 0
+        return self.document.full_text.rindex(self.attack) + len(self.attack.rstrip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +67,49 @@ def plant(text: str, attack: str, place: Place) -> str:
 def planted_lists(
     queries: Sequence[LabelledQuery], attacks: Sequence[str], seed: int = 0
 ) -> list[PlantedList]:
-    """One planted copy of the first positive and two of negatives for each query, drawn by seed."""
+    """One planted copy of the first positive and two of negatives for each query, drawn by seed.
+
+    Queries with fewer than two negatives are left out.
+
+    Raises:
+        DataError: there are no attacks, or no query is left.
+    """
+    if not attacks:
+        raise DataError("there are no attacks to plant: give rows with a text as 'attack'.")
     lists = []
     for query in queries:
+        if len(query.negatives) < len(PLACES) - 1:
+            continue
         draw = random.Random(f"{seed} {query.query_id}")
         sources = [query.positives[0], *draw.sample(query.negatives, len(PLACES) - 1)]
         copies = [
-            PlantedDocument(_copy(source, draw.choice(attacks), place), False, place)
+            _copy(source, draw.choice(attacks), place)
             for source, place in zip(sources, draw.sample(PLACES, len(PLACES)), strict=True)
         ]
         clean = [PlantedDocument(d, d in query.positives) for d in query.positives]
         clean += [PlantedDocument(d, False) for d in query.negatives]
         lists.append(PlantedList(query.query_id, query.query, (*clean, *copies)))
+    if not lists:
+        raise DataError("no query has two negatives to plant attacks in: give more of them.")
     return lists
 
 
-def _copy(source: Document, attack: str, place: Place) -> Document:
-    return replace(
-        source, doc_id=f"{source.doc_id}+{place}", text=plant(source.text, attack, place)
-    )
+def without_cut_attacks(lists: Sequence[PlantedList], builder: PromptBuilder) -> list[PlantedList]:
+    """The lists without the copies whose attack, or its end, does not come into the prompt."""
+
+    def is_whole(query: str, item: PlantedDocument) -> bool:
+        if item.attack is None:
+            return True
+        (offsets,) = builder.build(query, [item.document.full_text]).offsets
+        return offsets[-1][1] >= item.attack_end
+
+    return [
+        replace(one, documents=tuple(d for d in one.documents if is_whole(one.query, d)))
+        for one in lists
+    ]
+
+
+def _copy(source: Document, attack: str, place: Place) -> PlantedDocument:
+    text = plant(source.text, attack, place)
+    document = replace(source, doc_id=f"{source.doc_id}+{place}", text=text)
+    return PlantedDocument(document, False, place, attack)

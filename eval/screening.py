@@ -26,6 +26,8 @@ from core_rerank.injection_heads import InjectionHeads
 from core_rerank.injection_measuring import (
     InjectionAttention,
     InjectionMeasurement,
+    Wanted,
+    load_measured,
     measuring_options,
 )
 from core_rerank.labelled_queries import load_labelled_queries
@@ -36,7 +38,14 @@ from core_rerank.versions import package_versions
 from .files import digest, make_folder, write_whole
 from .injection import RATES, LabelledScores, measure, table
 from .measures import mean, ndcg
-from .planting import PLACES, PlantedDocument, PlantedList, planted_lists, read_attacks
+from .planting import (
+    PLACES,
+    PlantedDocument,
+    PlantedList,
+    planted_lists,
+    read_attacks,
+    without_cut_attacks,
+)
 
 if TYPE_CHECKING:
     from core_rerank import Ranking, Reranker
@@ -58,6 +67,7 @@ def measure_documents(
     import numpy as np
 
     builder = PromptBuilder(backend.tokenizer, model.max_model_len, DEFAULT_MAX_TOKENS_PER_DOC)
+    given, lists = lists, _whole(lists, builder)
     masses, tokens = [], []
     for start in range(0, len(lists), BATCH_QUERIES):
         prompts = [
@@ -80,7 +90,7 @@ def measure_documents(
         measurement=InjectionMeasurement(
             model=model,
             data=data,
-            data_hash=_data_hash(lists),
+            data_hash=_data_hash(given),
             instruction="",
             prompt_hash=digest(list(builder.build("query", ["document"]).token_ids)),
             versions=package_versions(),
@@ -89,7 +99,18 @@ def measure_documents(
 
 
 def _data_hash(lists: Sequence[PlantedList]) -> str:
-    return digest([[asdict(item) for item in one.documents] for one in lists])
+    """Of all but the attacks, which are in the documents."""
+    rows = [[asdict(item) for item in one.documents] for one in lists]
+    return digest([[{k: v for k, v in row.items() if k != "attack"} for row in r] for r in rows])
+
+
+def _whole(lists: Sequence[PlantedList], builder: PromptBuilder) -> list[PlantedList]:
+    """Those without cut attacks, saying how many copies were left out."""
+    whole = without_cut_attacks(lists, builder)
+    before, after = (sum(len(one.documents) for one in each) for each in (lists, whole))
+    if after < before:
+        print(f"{before - after} planted copies left out: their attack was cut off")
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +190,20 @@ def screened_scores(
 
 def _lists(given: argparse.Namespace) -> list[PlantedList]:
     queries = load_labelled_queries(given.folder, given.limit, given.negatives)
-    return planted_lists(queries, read_attacks(given.attacks), given.seed)
+    lists = planted_lists(queries, read_attacks(given.attacks), given.seed)
+    if len(lists) < len(queries):
+        print(f"{len(queries) - len(lists)} queries left out: they have fewer than two negatives")
+    return lists
 
 
 def _find(given: argparse.Namespace) -> None:
+    from core_rerank.backends import name_model
+
     lists = _lists(given)
     if given.store.is_file():
-        attention = InjectionAttention.load(given.store)
-        if attention.measurement.data_hash != _data_hash(lists):
-            raise SystemExit(f"{given.store} was measured on other lists: give another --store")
+        model_id = name_model(given.model, given.backend).model_id
+        wanted = Wanted(model_id, given.backend, _data_hash(lists), layers=given.max_layers)
+        attention = load_measured(given.store, wanted)
     else:
         attention = _measured(given, lists)
         attention.save(given.store)
@@ -220,6 +246,10 @@ def _measure(given: argparse.Namespace) -> None:
     with Reranker(
         given.model, window=1, backend=given.backend, screen=True, screen_heads=heads
     ) as reranker:
+        builder = PromptBuilder(
+            reranker.backend.tokenizer, reranker.model.max_model_len, reranker.max_tokens_per_doc
+        )
+        lists = _whole(lists, builder)
         rankings = _rank(reranker, lists)
     rows = [
         measure(scores)

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core_rerank.errors import DataError
 from core_rerank.steering import SteeringVector, instruction_pairs
 
 from .bench_report import environment
-from .files import make_folder, write_whole
+from .files import digest, make_folder, write_whole
 from .steering_checks import CONSTRAINTS, SENTENCES_SHOWN, Constraint, is_readable, sentences
 
 if TYPE_CHECKING:
@@ -112,19 +113,42 @@ def measure(
 def fit_vectors(
     llm: HookLLM, constraint: Constraint, prompts: Sequence[str], own: Sequence[Answer]
 ) -> dict[str, SteeringVector]:
-    """A vector a contrast: the instruction against none; after two answers in the form, against
-    after the same answers as the model gave them."""
-    shown = [" ".join(sentences(a.text)[:SENTENCES_SHOWN]) for a in own]
-    positive, negative = [], []
-    for i, prompt in enumerate(prompts):
-        others = [(i + distance) % len(prompts) for distance in SHOTS]
-        for side, write in ((positive, constraint.rewrite), (negative, str)):
-            turns = [(prompts[k], write(shown[k])) for k in others]
-            side.append([*_turns(turns), {"role": "user", "content": prompt}])
+    """A vector a contrast: the instruction against none, and demonstrations (see there)."""
+    positive, negative = demonstrations(constraint, prompts, own)
+    if len(positive) < len(prompts):
+        left_out = len(prompts) - len(positive)
+        print(f"{left_out} of {len(prompts)} demonstrations left out: an answer was empty")
     return {
         "instruction": SteeringVector.fit(llm, *instruction_pairs(prompts, constraint.instruction)),
         "demonstrations": SteeringVector.fit(llm, positive, negative),
     }
+
+
+def demonstrations(
+    constraint: Constraint, prompts: Sequence[str], own: Sequence[Answer]
+) -> tuple[list[Any], list[Any]]:
+    """Conversations: each prompt after two answers in the form, and after the same answers as the
+    model gave them; those in which an answer is empty are left out."""
+    shown = [" ".join(sentences(a.text)[:SENTENCES_SHOWN]) for a in own]
+    positive, negative = [], []
+    for i, prompt in enumerate(prompts):
+        others = [(i + distance) % len(prompts) for distance in SHOTS]
+        if not all(shown[k] for k in others):
+            continue
+        for side, write in ((positive, constraint.rewrite), (negative, str)):
+            turns = [(prompts[k], write(shown[k])) for k in others]
+            side.append([*_turns(turns), {"role": "user", "content": prompt}])
+    return positive, negative
+
+
+def trial_settings() -> list[Setting]:
+    """Those of ``TRIALS``, in the order in which equally good ones are taken."""
+    return [
+        Setting(contrast, layer, coefficient)
+        for contrast, (layers, coefficients) in TRIALS.items()
+        for layer in layers
+        for coefficient in coefficients
+    ]
 
 
 def try_settings(
@@ -134,12 +158,7 @@ def try_settings(
     prompts: Sequence[str],
 ) -> dict[Setting, float]:
     """How often each setting of ``TRIALS`` has the form followed; all in one engine batch."""
-    settings = [
-        Setting(contrast, layer, coefficient)
-        for contrast, (layers, coefficients) in TRIALS.items()
-        for layer in layers
-        for coefficient in coefficients
-    ]
+    settings = trial_settings()
     given = [c for _ in settings for c in _conversations(prompts, "")]
     programs = [p for s in settings for p in [s.program(vectors)] * len(prompts)]
     answers = iter(answer(llm, given, programs, TRIAL_TOKENS))
@@ -148,6 +167,40 @@ def try_settings(
         part = [next(answers) for _ in prompts]
         rates[setting] = sum(constraint.followed(a.text, a.cut) for a in part) / len(part)
     return rates
+
+
+def measured_before(
+    path: Path, model_id: str, prompts: dict[str, list[str]], again: Sequence[str]
+) -> dict[str, Any]:
+    """What ``steering.json`` holds, or a new one; ``again``: the constraints to be measured now.
+
+    Raises:
+        DataError: what would be kept was measured on another model, other prompts or settings.
+    """
+    about = {"model": model_id, "prompts_hash": digest(prompts)}
+    if not path.exists():
+        return {**about, "constraints": {}}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in about.items():
+        if found.get(name) != value:
+            raise DataError(
+                f"{path} has {name} {found.get(name)!r}, and now it is {value!r}: give another "
+                "--output, or delete the file."
+            )
+    tried = [asdict(setting) for setting in trial_settings()]
+    for name, one in found["constraints"].items():
+        if name not in again and settings_of(one) != tried:
+            raise DataError(
+                f"{name} in {path} was chosen from {len(settings_of(one))} settings that are not "
+                f"the {len(tried)} tried now: measure it again with --constraint {name} too, or "
+                "give another --output."
+            )
+    return found
+
+
+def settings_of(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings that a constraint of ``steering.json`` was chosen from."""
+    return [{k: v for k, v in trial.items() if k != "followed"} for trial in one["development"]]
 
 
 def answer(llm: HookLLM, conversations: Sequence[Any], steer: Any, max_tokens: int) -> list[Answer]:
@@ -238,9 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = given.output / "steering.json"
     prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))
     resolved = name_model(given.model, "vllm")
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if found.get("model") != resolved.model_id:
-        found = {"model": resolved.model_id, "constraints": {}}
+    again = given.constraint or names
+    found = measured_before(path, resolved.model_id, prompts, again)
     engine = {"enforce_eager": True, "dtype": "float32", "max_model_len": 1024}
     opened = open_backend("vllm", resolved, None, engine)
     try:
@@ -250,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         count = len(prompts["fit"])
         own = {"fit": answers[:count], "test": answers[count:]}
         for constraint in CONSTRAINTS:
-            if constraint.name not in (given.constraint or names):
+            if constraint.name not in again:
                 continue
             print(constraint.name, flush=True)
             found["constraints"][constraint.name] = measure(llm, constraint, prompts, own)

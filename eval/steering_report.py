@@ -41,6 +41,7 @@ def markdown(found: dict[str, Any]) -> str:
     for name, one in found["constraints"].items():
         cells = [_rate(condition) for condition in one["conditions"].values()]
         lines.append(f"| {name} | {' | '.join(cells)} | {_setting(one['setting'])} |")
+    lines += ["", "The settings that each was chosen from:", "", *_searched(found["constraints"])]
     lines += [
         "",
         "What it costs. Perplexity of the answers by the model as it is, after the prompt without "
@@ -104,9 +105,29 @@ def _rate(condition: dict[str, Any]) -> str:
 
 
 def _setting(setting: dict[str, Any]) -> str:
-    value = setting["coefficient"]
-    how = "projected" if value is None else f"coefficient {value:g}"
-    return f"{setting['contrast']}, layer {setting['layer']}, {how}"
+    return f"{setting['contrast']}, layer {setting['layer']}, {_amount(setting['coefficient'])}"
+
+
+def _amount(coefficient: float | None) -> str:
+    return "projected" if coefficient is None else f"coefficient {coefficient:g}"
+
+
+def _searched(constraints: dict[str, Any]) -> list[str]:
+    """A line for each grid that was searched, naming the constraints chosen from it."""
+    names: dict[str, list[str]] = {}
+    for name, one in constraints.items():
+        names.setdefault(_grid(one["development"]), []).append(name)
+    return [f"- {', '.join(alike)}: {grid}" for grid, alike in names.items()]
+
+
+def _grid(development: list[dict[str, Any]]) -> str:
+    parts = []
+    for contrast in dict.fromkeys(trial["contrast"] for trial in development):
+        trials = [trial for trial in development if trial["contrast"] == contrast]
+        layers = dict.fromkeys(str(trial["layer"]) for trial in trials)
+        values = dict.fromkeys(_amount(trial["coefficient"]) for trial in trials)
+        parts.append(f"{contrast}, layers {', '.join(layers)}, each {', '.join(values)}")
+    return f"{len(development)} settings ({'; '.join(parts)})"
 
 
 def _example(text: str) -> str:

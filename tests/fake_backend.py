@@ -28,7 +28,11 @@ def shared_tokens(request: CaptureRequest, head: Head) -> np.ndarray:
     rows = ids[slice(*request.probe.query_span)]
     columns = np.concatenate([ids[slice(*span)] for span in request.probe.spans])
     noise = (columns * 31 + head.layer * 7 + head.head) % 97 / 97
-    return (np.isin(columns, rows) + 0.01 * noise) / (1 + head.layer)
+    tokens = (np.isin(columns, rows) + 0.01 * noise) / (1 + head.layer)
+    if request.probe.reduction == "tokens":
+        return tokens
+    lengths = [end - start for start, end in request.probe.spans]
+    return np.add.reduceat(tokens, np.cumsum([0, *lengths[:-1]]))
 
 
 class FakeBackend:
@@ -43,6 +47,7 @@ class FakeBackend:
         layers_kept: int | None = None,
         heads: int = 3,
         max_model_len: int = 4096,
+        kind: str = "fake",
         attention: Callable[[CaptureRequest, Head], np.ndarray] = shared_tokens,
     ) -> None:
         self.model = ModelInfo(
@@ -54,7 +59,7 @@ class FakeBackend:
             max_model_len=max_model_len,
             dtype="float32",
             device="cpu",
-            backend="fake",
+            backend=kind,
         )
         self.tokenizer = tokenizer
         self.batches: list[list[CaptureRequest]] = []

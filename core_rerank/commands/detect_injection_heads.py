@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core_rerank.errors import DataError
 from core_rerank.injection_data import DEFAULT_INSTRUCTION
 from core_rerank.injection_finding import DEFAULT_HEADS, DEFAULT_K
 from core_rerank.injection_measuring import InjectionAttention
@@ -93,8 +93,13 @@ def detect_injection_heads(
         ),
     ] = InjectionMethodName.K_SIGMA,
     k: Annotated[
-        float, typer.Option("--k-sigma", help="Deviations between attacks and benign texts.")
-    ] = DEFAULT_K,
+        float | None,
+        typer.Option(
+            "--k-sigma",
+            help="Deviations between attacks and benign texts, with --method k-sigma only. "
+            f"[default: {DEFAULT_K:g}]",
+        ),
+    ] = None,
     top: Annotated[
         int,
         typer.Option(
@@ -131,14 +136,20 @@ def detect_injection_heads(
     with errors_as_messages(verbose):
         if not 0 <= fpr < 1:
             raise CommandError(f"--fpr must be a share from 0 to below 1, not {fpr}.")
+        if k is not None and method is InjectionMethodName.SIGNED:
+            raise CommandError("--k-sigma is of --method k-sigma only: leave one of them out.")
+        files = [*data, *(benign or [])]
+        _check_names(files)
         check_output(output)
         source = _Source(
             model, backend.value, instruction, limit, seed, store or output.with_suffix(".store")
         )
-        attention = source.measured([*data, *(benign or [])], verbose)
+        attention = source.measured(files, verbose)
         from core_rerank.injection_choice import InjectionSelection, choose_injection_heads
 
-        selection = InjectionSelection(method.value, top, k, max_layers, fpr)
+        selection = InjectionSelection(
+            method.value, top, DEFAULT_K if k is None else k, max_layers, fpr
+        )
         with working("Choosing heads"):
             chosen = choose_injection_heads(
                 attention[: len(data)], attention[len(data) :], selection
@@ -147,6 +158,18 @@ def detect_injection_heads(
         for line in chosen.lines():
             out().print(line, soft_wrap=True, markup=False)
         say(f"written: {output}; what was measured is in {source.store}")
+
+
+def _check_names(files: Sequence[Path]) -> None:
+    """The store and the results know files by name, so equal names would overwrite each other."""
+    names = Counter(file.stem for file in files)
+    for name, count in names.items():
+        if count > 1:
+            alike = ", ".join(str(file) for file in files if file.stem == name)
+            raise CommandError(
+                f"{count} files of --data and --benign are called {name!r} ({alike}): rename one, "
+                "or give it once."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +200,18 @@ class _Source:
         return self.store / f"{file.stem}.safetensors"
 
     def _kept(self, file: Path, texts: list[LabelledText]) -> InjectionAttention | None:
-        from core_rerank.injection_measuring import data_hash
+        from core_rerank.injection_measuring import Wanted, data_hash, load_measured
         from core_rerank.models import resolve_model
 
         if not self._place(file).is_file():
             return None
-        kept = InjectionAttention.load(self._place(file))
-        about = kept.measurement
-        mine = (resolve_model(self.model).model_id, self.instruction, data_hash(texts))
-        if (about.model.name, about.instruction, about.data_hash) != mine:
-            raise DataError(
-                f"{self._place(file)} was measured on another model, instruction, or other texts "
-                "than these: give another --store, or delete it."
-            )
-        return kept
+        wanted = Wanted(
+            model=resolve_model(self.model).model_id,
+            backend=self.backend,
+            data_hash=data_hash(texts),
+            instruction=self.instruction,
+        )
+        return load_measured(self._place(file), wanted)
 
     def _measure(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,11 +87,14 @@ def fit(
     well each layer separates pairs that it was not fitted on.
     """
     with errors_as_messages(verbose):
+        from core_rerank.steering import check_layers
+
+        if not math.isfinite(coefficient):
+            raise CommandError(f"--coefficient must be a finite number, not {coefficient}.")
         sides = _sides(pairs, instruction, prompts, raw)
-        if output.exists() and not output.is_dir():
-            raise CommandError(f"cannot write {output}: it is a file; name a folder.")
-        check_output(output.with_name(f"{output.name}.new"))
+        _check_folder(output)
         with _engine(model, dtype, verbose) as llm:
+            check_layers("all" if layer is None else [layer], llm.model)
             say(f"Reading {2 * len(sides.positive)} prompts")
             vector = _fitted(llm, sides)
         if layer is not None:
@@ -158,7 +162,15 @@ def run(
         with _engine(model or _runnable(vector.model), dtype, verbose) as llm:
             say(f"Answering {len(given)} prompts {len(programs)} times")
             answers = _answers(llm, given, programs, max_tokens, raw)
-        _print(vector, given, answers, as_json)
+            ran = llm.model.name
+        _print(vector, ran, given, answers, as_json)
+
+
+def _check_folder(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise CommandError(f"cannot write {output}: it is a file; name a folder.")
+    if not output.exists():
+        check_output(output)
 
 
 def _sides(pairs: Path | None, instruction: str | None, prompts: Path | None, raw: bool) -> Pairs:
@@ -251,16 +263,21 @@ def _answers(
 
 
 def _print(
-    vector: SteeringVector, prompts: list[str], answers: dict[str, list[str]], as_json: bool
+    vector: SteeringVector,
+    model: str,
+    prompts: list[str],
+    answers: dict[str, list[str]],
+    as_json: bool,
 ) -> None:
+    """``model`` is the one that answered, which need not be the vector's."""
     if as_json:
         rows = [
             {"prompt": prompt, "answers": {name: texts[i] for name, texts in answers.items()}}
             for i, prompt in enumerate(prompts)
         ]
-        found = {"model": vector.model, "layer": vector.layer, "prompts": rows}
+        found = {"model": model, "layer": vector.layer, "prompts": rows}
         typer.echo(json.dumps(found, ensure_ascii=False))
         return
     from .steering_tables import answers_table
 
-    out().print(answers_table(vector, prompts, answers))
+    out().print(answers_table(vector, model, prompts, answers))

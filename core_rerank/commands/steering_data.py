@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from core_rerank.errors import DataError
+from core_rerank.rows import read_rows
 
 
 class Pairs(NamedTuple):
@@ -19,7 +19,8 @@ class Pairs(NamedTuple):
 def read_lines(path: Path) -> list[str]:
     """The lines that are not blank; DataError where there are none or it is not UTF-8."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        # splitlines() would also cut at characters within a line, such as U+2028.
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error}.") from None
     found = [line for line in lines if line]
@@ -29,10 +30,15 @@ def read_lines(path: Path) -> list[str]:
 
 
 def instructed(prompts: list[str], instruction: str, raw: bool) -> Pairs:
-    """Each prompt with the instruction after it, and alone."""
-    from core_rerank.steering import instruction_pairs
+    """Each prompt with the instruction after it, and alone.
+
+    Raises:
+        ValueError: the instruction is empty.
+    """
+    from core_rerank.steering import check_instruction, instruction_pairs
 
     if raw:
+        check_instruction(instruction)
         return Pairs([f"{prompt} {instruction}" for prompt in prompts], list(prompts))
     return Pairs(*instruction_pairs(prompts, instruction))
 
@@ -41,24 +47,22 @@ def read_pairs(path: Path, raw: bool) -> Pairs:
     """Rows of JSON Lines; text becomes a user's message unless ``raw``.
 
     Raises:
-        DataError: names the line that is no such row.
+        DataError: there are no rows; or names the line that is no such row.
     """
     found = Pairs([], [])
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, row {number}: not JSON: {error}.") from None
+    for where, row in read_rows(path):
         for side in ("positive", "negative"):
-            value = row.get(side) if isinstance(row, dict) else None
+            value = row.get(side)
             if not _is_prompt(value):
                 raise DataError(
-                    f'{path}, row {number}: "{side}" must be text or a list of messages such as '
+                    f'{where}: "{side}" must be text or a list of messages such as '
                     f'{{"role": "user", "content": "..."}}, not {value!r:.80}.'
                 )
             if isinstance(value, str) and not raw:
                 value = [{"role": "user", "content": value}]
             getattr(found, side).append(value)
+    if not found.positive:
+        raise DataError(f"{path} holds no pairs: write one a line.")
     return found
 
 

@@ -38,15 +38,16 @@ def layers_table(vector: SteeringVector) -> Table:
 
 
 def answers_table(
-    vector: SteeringVector, prompts: list[str], answers: dict[str, list[str]]
+    vector: SteeringVector, model: str, prompts: list[str], answers: dict[str, list[str]]
 ) -> Table:
-    """A row a prompt, a column a way to answer it."""
+    """A row a prompt, a column a way for ``model`` to answer it."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=f"layer {vector.layer} of {vector.model}", title_justify="left", show_lines=True
-    )
+    title = f"layer {vector.layer} of {model}"
+    if model != vector.model:
+        title += f", by a vector of {vector.model}"
+    table = Table(title=title, title_justify="left", show_lines=True)
     table.add_column("prompt", ratio=1, style="bold")
     for name in answers:
         table.add_column(name, ratio=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core_rerank.errors import DataError
-from core_rerank.inputs import check_top_n
+from core_rerank.inputs import check_tasks, check_top_n
 from core_rerank.reranker import DEFAULT_MODEL, Reranker
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class RerankBatches:
         """One batch, ranked in one engine call.
 
         Raises:
-            DataError: a column is missing, or a row has no query or no list of texts.
+            DataError: a column is missing, or one of the new ones is there already; or a row has
+                no query, a blank one, or no list of texts.
         """
         import pyarrow
 
@@ -67,14 +68,21 @@ class RerankBatches:
         for name in self._columns:
             if name not in rows.column_names:
                 raise DataError(f"there is no column {name!r}; there are {rows.column_names}.")
+        for name in (RANKING, SCORES):
+            if name in rows.column_names:
+                raise DataError(
+                    f"there is a column {name!r} already, which the result would have twice: drop "
+                    "or rename it before."
+                )
         queries, documents = (rows.column(name).to_pylist() for name in self._columns)
+        tasks = list(zip(queries, documents, strict=True))
         try:
-            rankings = self._reranker.rerank_batch(
-                zip(queries, documents, strict=True), top_n=self._top_n
-            )
-        except TypeError as error:
+            # Only what this raises is a row's fault; the engine has TypeErrors of its own.
+            check_tasks(tasks)
+        except (TypeError, ValueError) as error:
             notes = ", ".join(getattr(error, "__notes__", []))
             raise DataError(f"a row of the batch cannot be ranked ({notes}): {error}") from error
+        rankings = self._reranker.rerank_batch(tasks, top_n=self._top_n)
         places = [[item.index for item in ranking] for ranking in rankings]
         scores = [[item.score for item in ranking] for ranking in rankings]
         ranked = rows.append_column(RANKING, pyarrow.array(places, pyarrow.list_(pyarrow.int64())))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from core_rerank.eval.injection import LabelledScores, family, main, measure, table
+from core_rerank.errors import DataError
+from core_rerank.eval.injection import LabelledScores, draw, family, main, measure, table
 from core_rerank.eval.injection_sets import main as split
 from core_rerank.eval.injection_sets import split_rows
 from core_rerank.injection_data import load_labelled_texts
 from core_rerank.injection_measuring import (
     InjectionAttention,
     InjectionMeasurement,
+    Wanted,
     data_hash,
+    load_measured,
 )
 from hook_runtime.specs import ModelInfo
 
@@ -41,6 +46,61 @@ def test_benign_texts_alone_have_a_false_positive_rate_only() -> None:
     assert (row.auroc, row.auprc, row.tpr, row.caught) == (None, None, None, None)
     assert row.alarms == {0.01: 0.5, 0.05: 1.0}
     assert "| calm (2 / 0) | s |  |  |  |  |  / .500 |  / 1.000 |" in table([row])
+
+
+def test_a_store_fits_or_is_refused_for_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "store" / "a.safetensors"
+    texts = load_labelled_texts(store(tmp_path, "a", 0))
+    fits = Wanted("test/m", "vllm", data_hash(texts), "Say")
+    for layers in (None, 1, 2, 9):
+        assert len(load_measured(path, replace(fits, layers=layers)).attack) == 60
+    for said, other in (
+        ("model 'test/m' instead of 'test/n'", {"model": "test/n"}),
+        ("backend 'vllm' instead of 'transformers'", {"backend": "transformers"}),
+        ("instruction 'Say' instead of 'Do'", {"instruction": "Do"}),
+        ("other texts", {"data_hash": data_hash(texts[1:])}),
+    ):
+        with pytest.raises(DataError, match=f"measured with {said}: give another --store"):
+            load_measured(path, replace(fits, **other))
+    whole = InjectionAttention.load(path)
+    short = replace(whole.measurement.model, layers_kept=1)
+    replace(whole, measurement=replace(whole.measurement, model=short)).save(path)
+    assert load_measured(path, replace(fits, layers=1)).measurement.model == short
+    for layers in (None, 2):
+        with pytest.raises(DataError, match="the first 1 layers instead of 2"):
+            load_measured(path, replace(fits, layers=layers))
+
+
+def test_no_picture_without_matplotlib_or_a_set_of_both_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = np.linspace(0, 1, 16)
+    both = LabelledScores("signed", "d", scores, scores > 0.5, {})
+    calm = LabelledScores("signed", "calm", scores, np.zeros(16, bool), {})
+    control = LabelledScores("length alone", "d", scores, scores > 0.5, {})
+    path = tmp_path / "injection.svg"
+    assert not draw([calm, control], path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        patch.setattr("core_rerank.eval.injection.can_draw", lambda: False)
+        assert not draw([both], path)
+    assert not path.exists()
+    pytest.importorskip("matplotlib")
+    assert draw([both, calm], path)
+    first = path.read_bytes()
+    assert draw([both, calm], path)
+    assert path.read_bytes() == first
+
+
+def test_every_line_of_the_table_has_as_many_cells() -> None:
+    scores, attack = np.array([0.1, 0.9]), np.array([False, True])
+    given = [{0.01: 0.5}, {0.05: 0.5}, {0.01: 0.5, 0.05: 0.5}, {}]
+    rows = [measure(LabelledScores("s", "d", scores, attack, one)) for one in given]
+    for shown in (rows[:1], rows[1:2], rows[2:3], rows[3:], [rows[0], rows[3]], rows):
+        lines = table(shown).splitlines()
+        assert len({line.count("|") for line in lines}) == 1
+        assert sum("---" in line for line in lines) == 1
+    assert "5% threshold" not in table(rows[:1])
 
 
 def test_families() -> None:
@@ -84,7 +144,7 @@ def store(folder: Path, name: str, seed: int) -> str:
     masses = rng.uniform(0.2, 0.4, (60, 2, 3, 2)).astype(np.float32)
     masses[:, 1, 0, 1] += 0.5 * labels
     texts = load_labelled_texts(path)
-    model = ModelInfo("m", None, 2, 2, 3, 64, "float32", "cpu", "fake")
+    model = ModelInfo("test/m", None, 2, 2, 3, 64, "float32", "cpu", "vllm")
     about = InjectionMeasurement(model, name, data_hash(texts), "Say", "hash", {})
     tokens = np.full(60, 4, np.int32)
     groups = tuple(text.group for text in texts)
@@ -104,7 +164,10 @@ def test_whole_run_from_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[st
     held = store(tmp_path, "a_test", 7)
     folder = tmp_path / "out"
     arguments = ["--find", *find, "--measure", held, "--store", str(tmp_path / "store")]
-    main([*arguments, "--output", str(folder), "--top", "1"])
+    arguments += ["--output", str(folder), "--top", "1", "--model", "test/m"]
+    with pytest.raises(DataError, match="with instruction 'Say' instead of 'Say xxxxxx'"):
+        main(arguments)
+    main([*arguments, "--instruction", "Say"])
     report = json.loads((folder / "injection.json").read_text())
     by_system = {row["system"]: row for row in report["rows"]}
     assert list(by_system) == [

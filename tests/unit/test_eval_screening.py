@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,17 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pytrec_eval")
 
 from core_rerank import Document, InjectionHeads, RankedDocument, Ranking
-from core_rerank.eval.planting import PLACES, plant, planted_lists, read_attacks
+from core_rerank.errors import DataError
+from core_rerank.eval.planting import (
+    PLACES,
+    plant,
+    planted_lists,
+    read_attacks,
+    without_cut_attacks,
+)
 from core_rerank.eval.screening import list_quality, main
 from core_rerank.labelled_queries import LabelledQuery
+from core_rerank.prompt import PromptBuilder
 from hook_runtime.specs import CaptureRequest, Head
 
 TEXT = "One is here. Two is there. Three."
@@ -59,6 +68,40 @@ def test_lists_hold_one_copy_for_each_place_and_the_clean_documents() -> None:
         assert ("Bark!" in item.document.text) != ("Meow!" in item.document.text)
     assert lists == planted_lists([query(i) for i in range(5)], ["Bark!", "Meow!"], seed=3)
     assert lists != planted_lists([query(i) for i in range(5)], ["Bark!", "Meow!"], seed=4)
+
+
+def test_queries_that_nothing_can_be_planted_in_are_left_out() -> None:
+    short = replace(query(1), negatives=query(1).negatives[:1])
+    lists = planted_lists([query(0), short, query(2)], ["Bark!"])
+    assert [one.query_id for one in lists] == ["q0", "q2"]
+    with pytest.raises(DataError, match="no query has two negatives"):
+        planted_lists([short], ["Bark!"])
+    with pytest.raises(DataError, match="no attacks"):
+        planted_lists([query(0)], [])
+
+
+def test_copies_whose_attack_is_cut_off_are_left_out(smollm2_tokenizer: Any) -> None:
+    long = replace(query(0), positives=tuple(_longer(d) for d in query(0).positives))
+    long = replace(long, negatives=tuple(_longer(d) for d in long.negatives))
+    (one,) = lists = planted_lists([long], ["Bark, and bark again."])
+
+    def places(tokens: int) -> list[Any]:
+        (left,) = without_cut_attacks(lists, PromptBuilder(smollm2_tokenizer, 512, tokens))
+        assert left.documents[:4] == one.documents[:4]
+        return sorted(item.place for item in left.documents[4:] if item.place)
+
+    ends = {i.place: i.attack_end for i in one.documents if i.place}
+    for item in one.documents[4:]:
+        assert item.document.full_text[: item.attack_end].endswith("Bark, and bark again.")
+    assert ends["start"] < ends["middle"] < ends["end"]
+    assert places(400) == ["end", "middle", "start"]
+    assert places(100) == ["middle", "start"]
+    assert places(20) == ["start"]
+    assert places(4) == []  # the attack's end is cut off
+
+
+def _longer(document: Document) -> Document:
+    return replace(document, title="A title", text=f"{document.text} {'And more. ' * 40}".strip())
 
 
 def test_list_quality_by_hand() -> None:
@@ -106,7 +149,10 @@ def test_whole_run(
         return np.array([0.5 if orders and head == SEES else 0.1 + noise, 0.1])
 
     backend = FakeBackend(
-        smollm2_tokenizer, name="HuggingFaceTB/SmolLM2-135M-Instruct", attention=attention
+        smollm2_tokenizer,
+        name="HuggingFaceTB/SmolLM2-135M-Instruct",
+        attention=attention,
+        kind="vllm",
     )
     opened = SimpleNamespace(
         backend=backend, model=backend.model, model_id=backend.model.name, close=lambda: None
@@ -127,6 +173,8 @@ def test_whole_run(
     batches = len(backend.batches)
     main(["find", *shared, "--store", store, "--output", heads, "--top", "1", "--fpr", "0.1"])
     assert len(backend.batches) == batches
+    with pytest.raises(DataError, match="backend 'vllm' instead of 'transformers'"):
+        main(["find", *shared, "--store", store, "--output", heads, "--backend", "transformers"])
     capsys.readouterr()
     main(["measure", *shared, "--heads", heads, "--output", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "screening.json").read_text())

@@ -33,7 +33,7 @@ def backend(smollm2_tokenizer: Any) -> FakeBackend:
         drawn = 0.5 if ignore in data and head == SEES else 0.1 + 0.01 * len(data)
         return np.array([0.2, drawn])
 
-    return FakeBackend(smollm2_tokenizer, name=MODEL, attention=attention)
+    return FakeBackend(smollm2_tokenizer, name=MODEL, attention=attention, kind="vllm")
 
 
 @pytest.fixture
@@ -85,7 +85,41 @@ def test_stored_attention_is_not_measured_again(
     assert "10 benign texts cannot show a rate of 1.00%" in again.stdout
     other = detect("--instruction", "Answer")
     assert other.exit_code == 2
-    assert "another model, instruction, or other texts" in other.stderr
+    assert "with instruction 'Say xxxxxx' instead of 'Answer'" in " ".join(other.stderr.split())
+
+
+def test_files_of_one_name_are_refused_before_anything_is_measured(
+    detect: Callable[..., Any], backend: FakeBackend, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "DATA.json").write_text((tmp_path / "DATA.jsonl").read_text())
+    before = len(backend.batches)
+    for option, file in (
+        ("--data", "other/DATA.json"),
+        ("--benign", "other/DATA.json"),
+        ("--data", "DATA.jsonl"),
+    ):
+        result = detect(option, file)
+        assert result.exit_code == 2
+        assert "2 files of --data and --benign are called 'DATA'" in told(result)
+    assert len(backend.batches) == before
+    assert not (tmp_path / "out.store").exists()
+
+
+def told(result: Any) -> str:
+    """stderr on one line."""
+    return " ".join(result.stderr.split())
+
+
+def test_options_that_would_do_nothing_are_refused(detect: Callable[..., Any]) -> None:
+    result = detect("--method", "signed", "--k-sigma", "4")
+    assert result.exit_code == 2
+    assert "--k-sigma is of --method k-sigma only" in told(result)
+    result = detect("--max-layers", "5")
+    assert result.exit_code == 2
+    assert "max_layers is 5, but 4 layers were measured" in told(result)
+    assert detect("--max-layers", "4", "--k-sigma", "1").exit_code == 0
+    assert InjectionHeads.from_yaml("out.yaml").found_with["k_sigma"] == "1"
 
 
 def test_refusals(detect: Callable[..., Any], tmp_path: Path) -> None:

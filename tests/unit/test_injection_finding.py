@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,39 @@ def test_held_out_scores_of_noise_tell_nothing() -> None:
     assert auroc(held_out, noise.attack) < 0.65
 
 
+def test_separation_is_of_data_sets_with_both_kinds() -> None:
+    both = evidence()
+    calm = np.full((30, 12), 0.5)
+    parts = [(both.drawn, both.attack, both.groups), (calm, np.zeros(30, bool), ["c"] * 30)]
+    assert Evidence.of(parts, 3).separation() == pytest.approx(both.separation())
+    halves = (slice(0, 40), slice(40, 80))
+    apart = [(both.drawn[rows], both.attack[rows], both.groups[rows]) for rows in halves]
+    with pytest.raises(DataError, match="no data set has both"):
+        find_heads(Evidence.of(apart, 3), "k-sigma")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("attacks", slice(40, 80)), ("benign texts", slice(0, 40))]
+)
+def test_one_kind_in_one_context_cannot_be_held_out(kind: str, rows: slice) -> None:
+    pytest.importorskip("sklearn")
+    given = evidence()
+    groups = list(given.groups)
+    groups[rows] = ["one context"] * 40
+    with pytest.raises(DataError, match=f"the {kind} are of 1 context, and two"):
+        held_out_scores(replace(given, groups=tuple(groups)), "k-sigma")
+    groups[rows] = [f"context {i % 2}" for i in range(40)]
+    scores = held_out_scores(replace(given, groups=tuple(groups)), "k-sigma")
+    assert np.isfinite(scores).all()
+
+
+def test_few_texts_cannot_be_held_out() -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(DataError, match="9 texts are too few"):
+        held_out_scores(evidence(benign=5, attacks=4), "k-sigma")
+    assert np.isfinite(held_out_scores(evidence(benign=5, attacks=5), "k-sigma")).all()
+
+
 def test_finding_refuses() -> None:
     with pytest.raises(ValueError, match="both benign and attacking"):
         find_heads(evidence(attacks=0), "k-sigma")
@@ -190,3 +225,7 @@ def test_sampling_keeps_groups_whole() -> None:
     assert all(sum(t.group == text.group for t in some) == 4 for text in some)
     assert sampled(texts, 18, seed=1) == some != sampled(texts, 18, seed=2)
     assert sampled(texts, None) is texts
+    size = min(Counter(text.group for text in texts).values())
+    assert len(sampled(texts, size)) == size
+    with pytest.raises(DataError, match=f"a limit of {size - 1} texts .*, which has {size}:"):
+        sampled(texts, size - 1)

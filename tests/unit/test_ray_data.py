@@ -12,6 +12,7 @@ import pytest
 from core_rerank import Reranker
 from core_rerank.errors import DataError
 from core_rerank.integrations.ray_data import RerankBatches
+from hook_runtime.transformers_backend import TransformersBackend
 
 SETTINGS: dict[str, Any] = {"backend": "transformers", "heads": ["1-0", "0-1"], "window": 1}
 ROWS = [
@@ -57,8 +58,33 @@ def test_what_cannot_be_ranked_is_named(tiny_model: Callable[[str], Path]) -> No
         stage(pyarrow.table({"query": ["a"]}))
     with pytest.raises(DataError, match="batch_format='pyarrow'"):
         stage({"query": ["a"], "documents": [["b"]]})
-    rows = pyarrow.table({"query": ["a", None], "documents": [["b"], ["c"]]})
-    with pytest.raises(DataError, match=r"in task 1 of the batch\): query must be a string"):
+    for query, said in ((None, "query must be a string"), (" ", "query is blank")):
+        rows = pyarrow.table({"query": ["a", query], "documents": [["b"], ["c"]]})
+        with pytest.raises(DataError, match=rf"in task 1 of the batch\): .*{said}"):
+            stage(rows)
+    rows = pyarrow.table({"query": ["a"], "documents": [None]}, pyarrow.schema(
+        [("query", pyarrow.string()), ("documents", pyarrow.list_(pyarrow.string()))]
+    ))  # fmt: skip
+    with pytest.raises(DataError, match="in task 0 of the batch"):
         stage(rows)
+    for name in ("ranking", "scores"):
+        rows = pyarrow.table({"query": ["a"], "documents": [["b"]], name: [1]})
+        with pytest.raises(DataError, match=f"a column '{name}' already"):
+            stage(rows)
     ranked = stage(pyarrow.table({"query": ["a"], "documents": [["b", "c"]]}))
     assert ranked.column_names == ["query", "documents", "ranking", "scores"]
+
+
+@pytest.mark.parametrize("error", [TypeError("an engine's fault"), ValueError("another")])
+def test_the_engines_errors_are_no_rows_fault(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    stage = RerankBatches(str(tiny_model("llama")), **SETTINGS)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TransformersBackend, "capture", fail)
+    with pytest.raises(type(error)) as caught:
+        stage(pyarrow.table({"query": ["a"], "documents": [["b"]]}))
+    assert caught.value is error

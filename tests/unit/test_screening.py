@@ -151,14 +151,31 @@ def test_refusals(make: Make, tokenizer: Any) -> None:
         make(screen=True, screen_heads=heads(task="instruction"))
     with pytest.raises(HeadSetError, match="is for other/model"):
         make(screen=True, screen_heads=heads(model="other/model"))
-    nothing = FakeBackend(tokenizer, attention=_nothing)
-    with pytest.raises(NotFiniteError, match="no attention"):
-        make(backend=nothing, screen=True, screen_heads=heads()).rerank("cat", ["dog"])
 
 
-def _nothing(request: CaptureRequest, head: Head) -> np.ndarray:
-    values = np.zeros(request.probe.num_columns)
-    return values if request.probe.reduction == "documents" else values + 0.1
+@pytest.mark.parametrize(
+    ("drawn", "said"), [(0.0, "a head pays no attention"), (np.nan, "attention that is not finite")]
+)
+def test_what_cannot_be_screened_is_named(
+    make: Make, tokenizer: Any, drawn: float, said: str
+) -> None:
+    bark = tokenizer.encode(" bark")[0]
+
+    def attention(request: CaptureRequest, head: Head) -> np.ndarray:
+        values = np.full(request.probe.num_columns, 0.1)
+        first, *_ = request.probe.spans
+        barks = request.prompt_token_ids[first[0]] == bark
+        return values * 0 + drawn if barks and request.probe.reduction == "documents" else values
+
+    reranker = make(
+        backend=FakeBackend(tokenizer, attention=attention), screen=True, screen_heads=heads()
+    )
+    with pytest.raises(NotFiniteError, match=rf"^document 1 \(id 'b'\) .*screened: .*{said}"):
+        ranked(lambda **_: reranker)
+    with pytest.raises(NotFiniteError, match=r"^document 1 cannot be screened") as caught:
+        reranker.rerank_batch([("cat", ["a cat"]), ("cat", DOCUMENTS)])
+    assert caught.value.__notes__ == ["in task 1 of the batch"]
+    assert len(reranker.rerank("cat", DOCUMENTS[:1])) == 1
 
 
 def test_masses_of_several_documents() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from fake_backend import FakeBackend
 from tokenizer_families import FAMILIES
 
 import core_rerank
-from core_rerank import HeadSet, backends, shared
+from core_rerank import HeadSet, InjectionHeads, backends, shared
 from core_rerank.pool import BackendPool, setting_key
 from hook_runtime.errors import ClosedError, IncompleteCaptureError, ProbeError
 
@@ -82,6 +83,10 @@ def test_arguments_are_checked_before_anything_is_loaded() -> None:
     for query, documents, top_n in (("", ["a"], None), ("q", ["a", 3], None), ("q", ["a"], 0)):
         with pytest.raises((TypeError, ValueError)):
             core_rerank.rerank(query, documents, top_n=top_n)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="explain must be"):
+        core_rerank.rerank("q", ["a"], explain="head")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="explain must be"):
+        asyncio.run(shared.arerank("q", ["a"], explain=1))  # type: ignore[arg-type]
     assert not held()
 
 
@@ -128,6 +133,36 @@ def test_a_rewritten_head_set_file_is_read_again(
     (engine,) = engines
     assert [batch[0].probe.heads[0] for batch in engine.batches] == [(1, 2), (0, 1), (1, 2)]
     assert len(held()) == 2
+
+
+def screen_heads(threshold: float) -> InjectionHeads:
+    return InjectionHeads.model_validate(
+        {
+            "model": MODEL,
+            "num_layers": 4,
+            "num_heads": 3,
+            "heads": ["1-1"],
+            "threshold": threshold,
+            "method": "k-sigma",
+            "task": "document",
+        }
+    )
+
+
+def screened(heads: object) -> bool:
+    return rank(window=1, screen=True, screen_heads=heads)[0].flagged
+
+
+def test_equal_screen_heads_share_a_reranker_and_a_rewritten_file_is_read_again(
+    engines: list[FakeBackend], tmp_path: Path
+) -> None:
+    path = tmp_path / "screen.yaml"
+    for threshold, flagged in ((0.0, True), (1.0, False)):
+        screen_heads(threshold).to_yaml(path)
+        assert screened(path) == screened(str(path)) == flagged
+        assert screened(screen_heads(threshold)) == screened(screen_heads(threshold)) == flagged
+    assert len(held()) == 2
+    assert len(engines) == 1
 
 
 # ------------------------------------------------------------------ engines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from core_rerank import SteeringVector
 from core_rerank.cli import app
+from core_rerank.commands.steering_data import read_lines, read_pairs
 from core_rerank.errors import DataError
 from core_rerank.steering import instruction_pairs
 from hook_runtime.config import load_config
@@ -255,15 +257,60 @@ def test_pairs_from_a_file_and_another_layer(steer: Callable[..., Any], tmp_path
     assert row["answers"]["coefficient 1"].startswith("x: add_vector (2,)")
 
 
+def test_a_line_ends_at_its_newline_only(steer: Callable[..., Any], tmp_path: Path) -> None:
+    mark = "a\u2028b\x85c"
+    rows = [{"positive": f"{p} loudly {mark}", "negative": f"{p} {mark}"} for p in PROMPTS]
+    text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "pairs.jsonl").write_text(text, encoding="utf-8", newline="")
+    found = read_pairs(tmp_path / "pairs.jsonl", raw=True)
+    assert found.negative == [f"{p} {mark}" for p in PROMPTS]
+    (tmp_path / "marks.txt").write_text(f"{mark}\r\n\n {mark} \n", encoding="utf-8", newline="")
+    assert read_lines(tmp_path / "marks.txt") == [mark, mark]
+
+
+def test_the_folder_may_be_the_one_we_are_in(steer: Callable[..., Any], tmp_path: Path) -> None:
+    result = steer(*FIT, "-o", ".")
+    assert result.exit_code == 0, result.output
+    assert SteeringVector.load(tmp_path).layer == PLANTED
+
+
+def test_a_layer_that_cannot_be_steered_is_told_before_prompts_are_read(
+    steer: Callable[..., Any], llm: PlantedLLM
+) -> None:
+    result = steer(*FIT, "--layer", str(LAYERS - 1))
+    assert result.exit_code == 2
+    assert "layer 5 cannot be read: there are 0 to 4" in " ".join(result.stderr.split())
+    assert llm.batches == []
+
+
+def test_the_model_that_answered_is_named(steer: Callable[..., Any], llm: PlantedLLM) -> None:
+    assert steer(*FIT).exit_code == 0
+    llm.model = replace(llm.model, name="org/other")
+    again = ("run", "loud", "-p", "x", "-m", "org/other")
+    assert json.loads(steer(*again, "--json").stdout)["model"] == "org/other"
+    assert "of org/other, by a vector of org/m" in " ".join(steer(*again).stdout.split())
+
+
+def test_no_file_holds_a_coefficient_that_no_engine_loads(llm: PlantedLLM, tmp_path: Path) -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite number"):
+            fitted(llm).save(tmp_path / "x", value)
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("fit", "-o", "x"), "give --pairs JSONL, or --instruction TEXT"),
         ((*FIT, "--pairs", "prompts.txt"), "not both"),
-        (("fit", "--pairs", "prompts.txt", "-o", "x"), "prompts.txt, row 1: not JSON"),
-        (("fit", "--pairs", "half.jsonl", "-o", "x"), 'row 1: "negative" must be text or a list'),
+        (("fit", "--pairs", "prompts.txt", "-o", "x"), "prompts.txt, line 1 is not JSON"),
+        (("fit", "--pairs", "half.jsonl", "-o", "x"), 'line 1: "negative" must be text or a list'),
         ((*FIT[:6], "prompts.txt"), "it is a file"),
         ((*FIT[:6], "no/such/folder"), "does not exist"),
+        (("fit", "--pairs", "empty.jsonl", "-o", "x"), "holds no pairs"),
+        ((*FIT, "--coefficient", "nan"), "--coefficient must be a finite number"),
+        ((*FIT, "--instruction", " "), "the instruction is empty"),
+        ((*FIT, "--instruction", "", "--raw"), "the instruction is empty"),
         (("run", ".", "-p", "x"), "holds no steering.safetensors"),
     ],
 )
@@ -271,6 +318,7 @@ def test_mistakes_are_told_before_an_engine_starts(
     steer: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "half.jsonl").write_text('{"positive": "a"}', encoding="utf-8")
+    (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     result = steer(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())

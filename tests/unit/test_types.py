@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,14 @@ def ranking(*documents: Document) -> Ranking:
         for index, d in enumerate(documents)
     )
     return Ranking("query", items, "model", "core")
+
+
+def test_the_readme_names_every_field_of_a_ranked_document() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    fields = ", ".join(field.name for field in dataclasses.fields(RankedDocument))
+    assert f"`RankedDocument({fields})`" in text
+    assert "`Ranking.dropped`" in text
+    assert '`explain="heads"`' in text
 
 
 def test_full_text() -> None:
