@@ -98,7 +98,6 @@ def test_ties_at_the_last_place_go_to_those_that_come_first() -> None:
     assert [len(order) for order in orders] == [1, 2, 3, 4, 5, 5]
 
 
-@pytest.mark.slow
 def test_jax_is_not_started(tmp_path: Path) -> None:
     """With a GPU it would take three quarters of the memory, and vLLM would not start."""
     (tmp_path / "jax").mkdir()
@@ -119,6 +118,7 @@ def test_jax_is_not_started(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:2] == ["False", "jax started"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SCIFACT.is_dir(), reason="needs the SciFact collection")
 def test_scifact_is_as_good_as_published() -> None:
     # Anserini's BM25 at k1 0.9 and b 0.4: title and text in one field .6789, in two .6647.
