@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
-from hook_runtime.backend import CaptureBackend
-from hook_runtime.specs import Head, ModelInfo
+from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
+from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
 
 from .embedded import EMBEDDED_MODELS
 from .errors import MissingDependencyError
@@ -33,6 +33,20 @@ class OpenBackend:
     model_id: str
     close: Callable[[], None]
 
+    def capture(
+        self, requests: Sequence[CaptureRequest], *, progress: bool = False
+    ) -> list[Capture]:
+        """As the backend's own; it is not asked for nothing."""
+        return self.backend.capture(requests, progress=progress) if requests else []
+
+    async def acapture(self, requests: Sequence[CaptureRequest]) -> list[Capture]:
+        """The same, awaited where the backend can be, else in a thread."""
+        if not requests:
+            return []
+        if isinstance(self.backend, AsyncCaptureBackend):
+            return await self.backend.acapture(requests)
+        return await asyncio.to_thread(self.backend.capture, requests)
+
 
 def name_model(model: str | os.PathLike[str], backend: str | CaptureBackend) -> ResolvedModel:
     """The model that will run: ``model``, or what a backend that already runs says it is.
@@ -51,7 +65,7 @@ def name_model(model: str | os.PathLike[str], backend: str | CaptureBackend) -> 
             f"backend must be one of {', '.join(BACKENDS)} or a CaptureBackend, not "
             f"{type(backend).__name__}."
         )
-    if iscoroutinefunction(backend.capture):
+    if inspect.iscoroutinefunction(backend.capture):
         raise TypeError(
             f"the captures of {type(backend).__name__} are awaited: give Reranker.from_llm(llm), "
             "or hook_runtime.BridgedHookLLM(llm) as the backend."

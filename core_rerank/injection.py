@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
+from hook_runtime.backend import CaptureBackend
 from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
 
 from .backends import name_model, open_backend
@@ -170,7 +170,7 @@ class InjectionDetector:
         threshold = self._threshold_of_call(threshold)
         prompts = self._prompts(pairs)
         requests = [self._request(prompt) for prompt in prompts]
-        captures = self._open.backend.capture(requests, progress=progress) if requests else []
+        captures = self._open.capture(requests, progress=progress)
         return self._detections(prompts, captures, threshold)
 
     def calibrate(
@@ -204,12 +204,7 @@ class InjectionDetector:
         threshold = self._threshold_of_call(threshold)
         prompts = await asyncio.to_thread(self._prompts, pairs)
         requests = [self._request(prompt) for prompt in prompts]
-        backend, captures = self._open.backend, []
-        if requests and isinstance(backend, AsyncCaptureBackend):
-            captures = await backend.acapture(requests)
-        elif requests:
-            captures = await asyncio.to_thread(backend.capture, requests)
-        return self._detections(prompts, captures, threshold)
+        return self._detections(prompts, await self._open.acapture(requests), threshold)
 
     def generate(self, instruction: str, data: str, sampling_params: Any = None) -> Guarded:
         """Answer, unless ``data`` is flagged: then nothing is generated beyond the prefill.
@@ -244,7 +239,7 @@ class InjectionDetector:
         pairs = list(pairs)
         prompts = self._prompts(pairs)
         requests = [self._request(prompt) for prompt in prompts]
-        captures = backend.capture(requests) if requests else []
+        captures = self._open.capture(requests)
         detections = self._detections(prompts, captures, self._threshold)
         clean = [i for i, detection in enumerate(detections) if not detection.flagged]
         outputs: dict[int, Any] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hook_runtime.backend import AsyncCaptureBackend, CaptureBackend
-from hook_runtime.specs import Capture, CaptureRequest, Head, ModelInfo
+from hook_runtime.specs import Head, ModelInfo
 
 from .answering import answer_prompt
 from .backends import OpenBackend, name_model, open_backend
@@ -286,7 +286,7 @@ class Reranker:
         how = screen_of_call(screen, self._screen)
         plans = await asyncio.to_thread(self._plan_all, given, by_head, how)
         unread = self._reader.unread(plans)
-        captures = await self._capture_unread(unread)
+        captures = await self._open.acapture(list(unread.values()))
         attention = self._reader.attention(plans, unread, captures)
         heads = self._reader.by_head(plans, unread, captures) if by_head else None
         rankings = await asyncio.to_thread(
@@ -380,9 +380,7 @@ class Reranker:
         by_head = check_explain(explain) == "heads"
         plans = self._plan_all(inputs, by_head, screen)
         unread = self._reader.unread(plans)
-        captures = []
-        if unread:
-            captures = self._open.backend.capture(list(unread.values()), progress=progress)
+        captures = self._open.capture(list(unread.values()), progress=progress)
         attention = self._reader.attention(plans, unread, captures)
         heads = self._reader.by_head(plans, unread, captures) if by_head else None
         return self._rank_all(inputs, plans, attention, top_n, bool(explain), heads, screen)
@@ -424,14 +422,6 @@ class Reranker:
             )
             for given, plan, documents in zip(inputs, plans, scored, strict=True)
         ]
-
-    async def _capture_unread(self, unread: dict[bytes, CaptureRequest]) -> list[Capture]:
-        backend, requests = self._open.backend, list(unread.values())
-        if not requests:
-            return []
-        if isinstance(backend, AsyncCaptureBackend):
-            return await backend.acapture(requests)
-        return await asyncio.to_thread(backend.capture, requests)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from .bench_report import NO_GOAL, Figure, Row
 from .gpu_engines import computed_spans, plain_prompt, prefill
 from .idle_hook import IN_PLACE, TAKEN_OUT, idle_hook_seconds
 from .shapes import work
-from .timing import Action, compare, interleave, summarise
+from .timing import Action, Comparison, compare, interleave, summarise
 
 if TYPE_CHECKING:
     from hook_runtime.engine import HookLLM
@@ -72,6 +72,7 @@ class Load:
 
 
 Tick = Callable[[], object]
+Awaited = Callable[[list[Any]], Awaitable[object]]
 
 
 def captured_against_plain(
@@ -264,6 +265,27 @@ def profiled(hooked: HookLLM, load: Load, heads: tuple[Head, ...]) -> str:
     return "\n\n".join(hooked.llm.collective_rpc("bench_profile", args=(False,)))
 
 
+async def _in_turn(
+    a: Awaited, b: Awaited, pairs: Callable[[], list[workloads.Pair]], repeats: int, tick: Tick
+) -> tuple[Comparison, int]:
+    """``timing.compare`` of what is awaited, with new prompts each time; and queries of a run."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    sides, queries = (a, b), 0
+    loop = asyncio.get_running_loop()
+    for repeat in range(-1, repeats):
+        for side in (0, 1) if repeat % 2 else (1, 0):
+            made = pairs()
+            queries = len(made)
+            requests = [request for pair in made for request in pair]
+            start = loop.time()
+            await sides[side](requests)
+            taken = loop.time() - start
+            if repeat >= 0:
+                seconds[side].append(taken)
+            tick()
+    return summarise(*seconds), queries
+
+
 async def data_parallel(
     several: Any,
     gpus: int,
@@ -276,23 +298,17 @@ async def data_parallel(
     ``several`` is an AsyncHookLLM; ``pairs`` gives new prompts at every call, so that no
     prefix cache holds them.
     """
-    seconds: dict[str, list[float]] = {"several": [], "single": []}
-    queries = 0
-    loop = asyncio.get_running_loop()
-    for repeat in range(-1, repeats):
-        order = ["several", "single"] if repeat % 2 else ["single", "several"]
-        for name in order:
-            made = pairs()
-            queries = len(made)
-            requests = [request for pair in made for request in pair]
-            start = loop.time()
-            several.use_engines(gpus if name == "several" else 1)
-            await several.capture(requests)
-            taken = loop.time() - start
-            if repeat >= 0:
-                seconds[name].append(taken)
-            tick()
-    comparison = summarise(seconds["several"], seconds["single"]).times(1 / gpus)
+
+    async def on_all(requests: list[Any]) -> None:
+        several.use_engines(gpus)
+        await several.capture(requests)
+
+    async def on_one(requests: list[Any]) -> None:
+        several.use_engines(1)
+        await several.capture(requests)
+
+    comparison, queries = await _in_turn(on_all, on_one, pairs, repeats, tick)
+    comparison = comparison.times(1 / gpus)
     claim = f"data parallel: {queries} queries on {gpus} GPUs / {gpus} x one GPU"
     return Row(claim, comparison, "at least 0.95", 0.95, float("inf"), queries, "queries")
 
@@ -324,21 +340,7 @@ async def captured_beside_plain(
 
         await asyncio.gather(*itertools.starmap(prefilled, enumerate(requests)))
 
-    seconds: dict[str, list[float]] = {"captured": [], "plain": []}
-    queries = 0
-    loop = asyncio.get_running_loop()
-    for repeat in range(-1, repeats):
-        for name in ("captured", "plain") if repeat % 2 else ("plain", "captured"):
-            made = pairs()
-            queries = len(made)
-            requests = [request for pair in made for request in pair]
-            start = loop.time()
-            await (several.capture if name == "captured" else plain)(requests)
-            taken = loop.time() - start
-            if repeat >= 0:
-                seconds[name].append(taken)
-            tick()
-    comparison = summarise(seconds["captured"], seconds["plain"])
+    comparison, queries = await _in_turn(several.capture, plain, pairs, repeats, tick)
     claim = f"captured / plain, {queries} queries on {gpus} GPUs by data parallel"
     return Row(claim, comparison, *AT_LEAST_99, queries, "queries")
 
