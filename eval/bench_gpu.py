@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,8 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", type=Path, help="folder of a tokenizer; by default SmolLM2's")
     add("--max-model-len", type=int, default=8192)
     add("--gpu-share", type=float, default=GPU_SHARE, help="of the GPU's memory, for each engine")
-    for field in fields(Load):
-        add(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
+    Load.add_options(parser)
     add("--eager", action="store_true", help="compile nothing: for a quick trial")
     add("--rows", help=f"some of {','.join((*MAIN, *OPTIONAL))}; by default {','.join(MAIN)}")
     add("--sweep", nargs="*", type=int, help="also vary max_num_batched_tokens")
@@ -303,11 +302,7 @@ def _settings(
 ) -> Settings:
     from hook_runtime.specs import Head
 
-    tokenizer = arguments.tokenizer or arguments.model
-    if tokenizer is None:
-        from core_rerank.models import resolve_model
-
-        tokenizer = Path(resolve_model("smollm2-135m-instruct").path_or_id)
+    tokenizer = shapes.tokenizer_folder(arguments.tokenizer or arguments.model)
     model = arguments.model or shapes.mistral_7b(folder, tokenizer)
     share = engine_arguments(arguments.max_model_len, arguments.load_format, arguments.gpu_share)
     if arguments.eager:
@@ -315,7 +310,7 @@ def _settings(
     heads = tuple(Head.parse(name) for name in arguments.heads)
     return Settings(
         engines=Engines(model, heads, share),
-        load=Load(**{field.name: getattr(arguments, field.name) for field in fields(Load)}),
+        load=Load.of(arguments),
         rows=_rows(arguments, parser),
         sweep=tuple(arguments.sweep or SWEEP),
         gpus=arguments.gpus,

@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +137,7 @@ class ScaleBench:
 
 
 def _named(row: Row, size: int) -> Row:
-    claim = f"tensor parallel {size}: {row.claim}"
-    return Row(claim, row.comparison, row.goal, row.least, row.most, row.amount, row.unit)
+    return replace(row, claim=f"tensor parallel {size}: {row.claim}")
 
 
 def _returned(hooked: Any, load: Load, heads: tuple[Head, ...], size: int) -> Figure:
@@ -157,8 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", type=Path, help="a model's folder, instead of both shapes")
     add("--heads", nargs="+", help="its heads, such as 2-1")
     add("--max-model-len", type=int, default=8192)
-    for field in fields(Load):
-        add(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
+    Load.add_options(parser)
     add("--eager", action="store_true", help="compile nothing: for a quick trial")
     add("--budget-s", type=float, default=float("inf"), help="start no more engines after so long")
     add("--out", type=Path, help="by default eval/results/scale-GPU-xN.json")
@@ -169,11 +167,7 @@ def _parser() -> argparse.ArgumentParser:
 def _settings(arguments: argparse.Namespace, folder: Path) -> Settings:
     from hook_runtime.specs import Head
 
-    tokenizer = arguments.tokenizer or arguments.model
-    if tokenizer is None:
-        from core_rerank.models import resolve_model
-
-        tokenizer = Path(resolve_model("smollm2-135m-instruct").path_or_id)
+    tokenizer = shapes.tokenizer_folder(arguments.tokenizer or arguments.model)
     share = engine_arguments(arguments.max_model_len, "dummy", GPU_SHARE)
     if arguments.eager:
         share["enforce_eager"] = True
@@ -187,7 +181,7 @@ def _settings(arguments: argparse.Namespace, folder: Path) -> Settings:
     return Settings(
         engines("mistral-7b", shapes.mistral_7b, shapes.CORE_HEADS),
         engines("llama-70b", shapes.llama_70b, shapes.MIDDLE_HEADS_70B),
-        Load(**{field.name: getattr(arguments, field.name) for field in fields(Load)}),
+        Load.of(arguments),
         arguments.gpus,
         arguments.budget_s,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from . import workloads
@@ -45,6 +46,18 @@ class Load:
     sequences: int = 32
     new_tokens: int = 64
     repeats: int = 6
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """An option of a command for each attribute."""
+        for field in fields(cls):
+            name = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(name, type=int, default=field.default)
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Load:
+        """What those options say."""
+        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
 
     def pairs(self, tokenizer: Any, heads: tuple[Head, ...], seed: int = 0) -> list[workloads.Pair]:
         """The queries' prompts, of random tokens."""

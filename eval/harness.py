@@ -44,7 +44,6 @@ def evaluate(
     output: str | os.PathLike[str] | None = None,
     batch: int = DEFAULT_BATCH,
     relevance_level: int = 1,
-    engines: Engines | None = None,
     progress: bool = False,
 ) -> Report:
     """Rank every query's candidates with every system, one system after the other.
@@ -59,8 +58,6 @@ def evaluate(
             keeps everything in memory.
         batch: queries ranked together: what a stop can lose, and what keeps an engine full.
         relevance_level: see ``measure_run``.
-        engines: used and left open, for the next collection; by default engines of its own,
-            closed at the end.
         progress: show bars on stderr, with the time left.
 
     A query whose ranking fails (its prompt does not fit, its scores are not finite) is noted with
@@ -78,11 +75,35 @@ def evaluate(
     folder = None if output is None else Path(output)
     with nullcontext() if folder is None else _in_use(folder):
         journals = _open_journals(dataset, candidates, systems, folder, batch)
-        _rank_missing(dataset, candidates, systems, journals, engines, progress)
+        waiting = _waiting(systems, journals)
+        with engines_for(waiting) as engines:
+            _rank_missing(dataset, candidates, waiting, journals, engines, progress)
         report = _report(dataset, candidates, systems, journals, batch, relevance_level)
         if folder is not None:
             write_report(report, folder)
     return report
+
+
+def rank(
+    dataset: Dataset,
+    systems: Sequence[System],
+    candidates: Candidates,
+    engines: Engines,
+    *,
+    output: str | os.PathLike[str],
+    batch: int = DEFAULT_BATCH,
+    progress: bool = False,
+) -> None:
+    """Only rank, on engines that stay open for the next collection; ``evaluate`` measures later.
+
+    Arguments and errors are those of ``evaluate``, to be called with the same ``output``.
+    """
+    _check(systems)
+    batch, folder = check_count("batch", batch), Path(output)
+    with _in_use(folder):
+        journals = _open_journals(dataset, candidates, systems, folder, batch)
+        waiting = _waiting(systems, journals)
+        _rank_missing(dataset, candidates, waiting, journals, engines, progress)
 
 
 def _check(systems: Sequence[System | FusedSystem]) -> None:
@@ -146,20 +167,23 @@ def _open_journals(
     }
 
 
+def _waiting(systems: Sequence[System | FusedSystem], journals: dict[str, Journal]) -> list[System]:
+    """Those that have queries left to rank."""
+    return [s for s in systems if not isinstance(s, FusedSystem) and journals[s.name].missing]
+
+
 def _rank_missing(
     dataset: Dataset,
     candidates: Candidates,
-    systems: Sequence[System | FusedSystem],
+    waiting: Sequence[System],
     journals: dict[str, Journal],
-    engines: Engines | None,
+    engines: Engines,
     progress: bool,
 ) -> None:
     """Systems that share an engine follow each other."""
-    waiting = [s for s in systems if not isinstance(s, FusedSystem) and journals[s.name].missing]
-    with engines_for(waiting) if engines is None else nullcontext(engines) as running:
-        for group in by_engine(waiting):
-            for system in group:
-                _rank(system, running, journals[system.name], dataset, candidates, progress)
+    for group in by_engine(waiting):
+        for system in group:
+            _rank(system, engines, journals[system.name], dataset, candidates, progress)
 
 
 def _rank(

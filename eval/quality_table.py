@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from core_rerank.rows import read_rows
 from .candidates import Candidates, find_candidates
 from .data import Dataset, load_beir
 from .files import digest, make_folder, write_whole
-from .harness import evaluate
+from .harness import evaluate, rank
 from .report import FIRST_STAGE, Report, SystemReport
 from .systems import (
     AttentionSystem,
@@ -38,7 +38,7 @@ from .systems import (
 )
 
 if TYPE_CHECKING:
-    from .engines import Engines
+    pass
 
 OWN_CANDIDATES = "candidates.jsonl"
 CORE_HEADS = "smollm2-135m-instruct.core-pointwise.yaml"
@@ -146,31 +146,25 @@ def run_table(
         ready.append((collection, dataset, collection.candidates(dataset, data, folder), folder))
     ranked = [system for system in systems if not isinstance(system, FusedSystem)]
 
-    def ranking(group: Sequence[System | FusedSystem], engines: Engines | None) -> Iterable[Report]:
-        for collection, dataset, candidates, folder in ready:
-            report = evaluate(
+    with engines_for(ranked) as engines:
+        for group in by_engine(ranked):
+            for _, dataset, candidates, folder in ready:
+                rank(dataset, group, candidates, engines, output=folder, batch=batch, progress=True)
+    # The reports take processor time alone: no engine holds a GPU meanwhile.
+    return [
+        (
+            collection,
+            evaluate(
                 dataset,
-                group,
+                systems,
                 candidates,
                 output=folder,
                 batch=batch,
                 relevance_level=2 if collection.name.startswith("trec-dl") else 1,
-                engines=engines,
-                progress=True,
-            )
-            print(line(collection, report), flush=True)
-            yield report
-
-    with engines_for(ranked) as engines:
-        for group in by_engine(ranked):
-            list(ranking(group, engines))
-    return list(zip(collections, ranking(systems, None), strict=True))
-
-
-def line(collection: Collection, report: Report) -> str:
-    """Mean nDCG@10 of every system, for the log."""
-    means = (f"{s.name} {_ndcg(s):.4f}" for s in report.systems)
-    return f"{collection.name}: {', '.join(means)}"
+            ),
+        )
+        for collection, dataset, candidates, folder in ready
+    ]
 
 
 def markdown(results: Sequence[tuple[Collection, Report]]) -> str:

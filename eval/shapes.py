@@ -22,6 +22,15 @@ MIDDLE_HEADS_70B = tuple(f"{30 + i}-{(11 * i) % 64}" for i in range(16))
 """16 heads in the middle of 80 layers, on every eighth of the heads: a place, not a finding."""
 
 
+def tokenizer_folder(given: Path | None) -> Path:
+    """``given``, or the embedded model's folder, which holds SmolLM2's tokenizer."""
+    if given is not None:
+        return given
+    from core_rerank.models import resolve_model
+
+    return Path(resolve_model("smollm2-135m-instruct").path_or_id)
+
+
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the tokenizer's files that ``source`` has to ``folder``, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
