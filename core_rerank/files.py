@@ -1,10 +1,12 @@
-"""Writes a file whole or not at all."""
+"""Writes files whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 PARTIAL = ".partial"
 
@@ -25,3 +27,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_yaml(path: Path, plain: Mapping[str, Any]) -> None:
+    """Write YAML as `write_whole` does, keys in the order given."""
+    import yaml
+
+    write_whole(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=99))

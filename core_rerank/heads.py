@@ -16,7 +16,7 @@ from hook_runtime.errors import ProbeError
 from hook_runtime.specs import Head, ModelInfo
 
 from .errors import HeadSetError
-from .files import write_whole
+from .files import write_yaml
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -99,10 +99,7 @@ class HeadSet:
 
     def to_yaml(self, path: str | os.PathLike[str]) -> None:
         """Write the head set, replacing ``path`` in one step; leaves out keys at their default."""
-        import yaml
-
-        text = yaml.safe_dump(self._plain(), sort_keys=False, allow_unicode=True, width=99)
-        write_whole(Path(path), text)
+        write_yaml(Path(path), self._plain())
 
     def is_for(self, model_id: str) -> bool:
         """Whether ``model_id`` names this set's model (upper and lower case are the same)."""

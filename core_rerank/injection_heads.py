@@ -24,7 +24,7 @@ from hook_runtime.errors import ProbeError
 from hook_runtime.specs import Head, ModelInfo, parse_heads
 
 from .errors import HeadSetError
-from .files import write_whole
+from .files import write_yaml
 from .heads import HeadSet
 
 if TYPE_CHECKING:
@@ -101,15 +101,12 @@ class InjectionHeads(BaseModel):
 
     def to_yaml(self, path: str | os.PathLike[str]) -> None:
         """Write the file, replacing it in one step; leaves out keys at their default."""
-        import yaml
-
         plain = self.model_dump(exclude_defaults=True)
         plain["heads"] = [str(head) for head in self.heads]
         for name in ("weights", "aliases"):
             if name in plain:
                 plain[name] = list(plain[name])
-        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=99)
-        write_whole(Path(path), text)
+        write_yaml(Path(path), plain)
 
     @cached_property
     def head_set(self) -> HeadSet:
