@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from planted import PLANTED, PlantedBackend, labelled
 from typer.testing import CliRunner
 
+from core_rerank.backends import OpenBackend
 from core_rerank.cli import app
 from core_rerank.commands.mining import mine_hard_negatives
 from core_rerank.head_store import AttentionStore
@@ -39,9 +39,9 @@ def detect(
 ) -> Command:
     """The command in ``tmp_path``, where DATA is a folder with candidates and judgements."""
 
-    def open_backend(_: str, resolved: Any, *__: Any) -> Any:
+    def open_backend(_: str, resolved: Any, *__: Any) -> OpenBackend:
         starts.append(resolved.model_id)
-        return SimpleNamespace(backend=backend, model=backend.model)
+        return OpenBackend(backend, backend.model, resolved.model_id, close=lambda: None)
 
     write_folder(tmp_path / "DATA")
     monkeypatch.chdir(tmp_path)

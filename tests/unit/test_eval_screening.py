@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pytrec_eval")
 
 from core_rerank import Document, InjectionHeads, RankedDocument, Ranking
+from core_rerank.backends import OpenBackend
 from core_rerank.errors import DataError
 from core_rerank.eval.planting import (
     PLACES,
@@ -154,9 +154,7 @@ def test_whole_run(
         attention=attention,
         kind="vllm",
     )
-    opened = SimpleNamespace(
-        backend=backend, model=backend.model, model_id=backend.model.name, close=lambda: None
-    )
+    opened = OpenBackend(backend, backend.model, backend.model.name, close=lambda: None)
     monkeypatch.setattr("core_rerank.backends.open_backend", lambda *_: opened)
     monkeypatch.setattr("core_rerank.reranker.open_backend", lambda *_: opened)
     monkeypatch.setattr("core_rerank.reranker.choose_head_set", lambda *_: None)

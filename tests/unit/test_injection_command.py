@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from fake_backend import FakeBackend
 from typer.testing import CliRunner
 
 from core_rerank import Head, InjectionHeads
+from core_rerank.backends import OpenBackend
 from core_rerank.cli import app
 from hook_runtime.specs import CaptureRequest
 
@@ -53,7 +53,7 @@ def detect(
     (tmp_path / "DATA.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "BENIGN.jsonl").write_text("\n".join(map(json.dumps, rows[:20])))
     monkeypatch.chdir(tmp_path)
-    opened = SimpleNamespace(backend=backend, model=backend.model)
+    opened = OpenBackend(backend, backend.model, backend.model.name, close=lambda: None)
     monkeypatch.setattr("core_rerank.backends.open_backend", lambda *_: opened)
     monkeypatch.setattr(backend, "close", lambda: None)
     arguments = ["detect-heads", "--task", "injection", "--data", "DATA.jsonl", "-o", "out.yaml"]
