@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from core_rerank.beir import read_corpus
 from core_rerank.fusion import Fusion
@@ -36,9 +35,6 @@ from .systems import (
     with_random_heads,
     with_strategy,
 )
-
-if TYPE_CHECKING:
-    pass
 
 OWN_CANDIDATES = "candidates.jsonl"
 CORE_HEADS = "smollm2-135m-instruct.core-pointwise.yaml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import multiprocessing.connection
 import threading
@@ -110,6 +111,31 @@ def let_kernel_search_pass() -> None:
 def _mapping_or_empty(value: object) -> Mapping[str, Any]:
     found = vars(value)
     return found if isinstance(found, Mapping) else {}
+
+
+def let_compiled_model_load() -> None:
+    """Keep a CPU worker from compiling the model anew at every start.
+
+    ``vllm.compilation.decorators`` (0.26 to 0.32) calls ``finalize_loading`` of the function that
+    it loads from its cache. Only what vLLM's own backend compiled has that; on CPUs, where plain
+    inductor compiles, the error reads as a broken cache.
+    """
+    import torch
+
+    load = torch.compiler.load_compiled_function
+    if not is_cpu() or getattr(load, "hook_runtime", False):
+        return
+
+    @functools.wraps(load)
+    def load_finalized(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        compiled = loaded._artifacts.compiled_fn
+        if not hasattr(compiled, "finalize_loading"):
+            compiled.finalize_loading = lambda _: None
+        return loaded
+
+    load_finalized.hook_runtime = True
+    torch.compiler.load_compiled_function = load_finalized
 
 
 class KernelSearchPass(str):

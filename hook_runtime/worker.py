@@ -37,6 +37,7 @@ class HookMixin:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """The worker's own, and the doors to the residual stream, before anything is compiled."""
+        compat.let_compiled_model_load()
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         if self.hook_runtime_programs:
             worker: Any = self

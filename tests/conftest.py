@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,20 @@ import pytest
 
 if TYPE_CHECKING:
     from hook_runtime import TransformersBackend
+
+
+def pytest_configure() -> None:
+    """Give each of several test processes (``pytest -n``) processors of its own.
+
+    Engines size their thread pools by what they may use: on shared processors each would wait for
+    the others' threads in every operation.
+    """
+    name, count = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
+    if name is None or count is None or not hasattr(os, "sched_setaffinity"):
+        return
+    own = sorted(os.sched_getaffinity(0))[int(name.removeprefix("gw")) :: int(count)]
+    if own:
+        os.sched_setaffinity(0, own)
 
 
 @pytest.fixture(scope="session")

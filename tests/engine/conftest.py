@@ -11,6 +11,7 @@ from engines import TINY_CHUNK, start_engine
 from tiny_models import ARCHITECTURES
 
 from hook_runtime.engine import HookLLM
+from hook_runtime.specs import Head
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,14 @@ def cold_engine(engine: HookLLM) -> HookLLM:
     """The session's engine with an empty prefix cache."""
     assert engine.llm.reset_prefix_cache()
     return engine
+
+
+@pytest.fixture
+def new_head(cold_engine: HookLLM) -> Head:
+    """A head that no test has asked the session's engine for."""
+    model, held = cold_engine.model, cold_engine._session.held
+    heads = (Head(i, h) for i in range(model.num_layers) for h in range(model.num_heads))
+    return max(set(heads) - held)
 
 
 @pytest.fixture(scope="session")

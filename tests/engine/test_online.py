@@ -245,13 +245,13 @@ def test_bad_requests_are_refused_before_anything_runs(online: ThreadedHookLLM) 
 
 
 def test_heads_that_do_not_fit_are_refused_and_the_others_stay(
-    cold_engine: HookLLM, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    cold_engine: HookLLM, reference: Reference, new_head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = [capture_request(cold_engine.tokenizer, QUERIES[0])]
     cold_engine.capture(known)
     with monkeypatch.context() as patched:
         patched.setattr("hook_runtime.memory.MARGIN", 0.0)
-        new = [capture_request(cold_engine.tokenizer, QUERIES[0], heads=(Head(29, 8),))]
+        new = [capture_request(cold_engine.tokenizer, QUERIES[0], heads=(new_head,))]
         with pytest.raises(ShadowMemoryError, match=r"holding \d+ heads takes \d+ MiB .* GiB free"):
             cold_engine.capture(new)
     (again,) = cold_engine.capture(known)

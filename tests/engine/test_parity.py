@@ -169,9 +169,9 @@ def test_all_heads(cold_engine: HookLLM, reference: Reference) -> None:
     _check(cold_engine, reference, mixed)
 
 
-def test_heads_asked_for_later(cold_engine: HookLLM, reference: Reference) -> None:
+def test_heads_asked_for_later(cold_engine: HookLLM, reference: Reference, new_head: Head) -> None:
     _check(cold_engine, reference, _requests(cold_engine, QUERIES[0]))
-    _check(cold_engine, reference, _requests(cold_engine, QUERIES[0], heads=(Head(29, 8),)))
+    _check(cold_engine, reference, _requests(cold_engine, QUERIES[0], heads=(new_head,)))
     _check(cold_engine, reference, _requests(cold_engine, QUERIES[0]))
 
 
