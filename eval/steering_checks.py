@@ -77,6 +77,14 @@ def _is_bullets(text: str) -> bool:
     return len(lines) >= 2 and all(re.match(r"([-*•]|\d+[.)])\s", line) for line in lines)
 
 
+def _is_exclaimed(text: str) -> bool:
+    return "!" in text and not re.search(r"[.?](\s|$)", text)
+
+
+def _has_no_commas(text: str) -> bool:
+    return "," not in text
+
+
 def _first(text: str) -> str:
     return sentences(text)[0]
 
@@ -99,4 +107,16 @@ CONSTRAINTS = (
         whole=True,
     ),
     Constraint("bullets", "Answer as a bullet list.", _is_bullets, _bullets),
+    Constraint(
+        "exclamation",
+        "End every sentence with an exclamation mark.",
+        _is_exclaimed,
+        lambda text: re.sub(r"[.?](?=\s|$)", "!", text),
+    ),
+    Constraint(
+        "no-commas",
+        "Do not use any commas.",
+        _has_no_commas,
+        lambda text: text.replace(",", ""),
+    ),
 )

@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from engines import DEFAULTS, start_engine
 from oracle import reference_attention
 from parity import assert_exact
+from program_oracle import assert_ran
+from program_runs import greedy, run_programs, tokens
 from prompts import NULL_QUERY, QUERIES, capture_request, random_request
 
 from hook_runtime import ThreadedHookLLM, UnsupportedVLLMError
 from hook_runtime.engine import HookLLM
+from hook_runtime.interventions import AddVector, ScaleHeads
+from hook_runtime.probes import HeadOutputProbe, HiddenStateProbe
+from hook_runtime.programs import Program
 from hook_runtime.specs import CaptureRequest, Head
 
 pytestmark = pytest.mark.engine
@@ -101,6 +107,24 @@ def test_a_probe_beside_the_generation_of_another_adapter(
     assert_exact(
         [probed.captures[1]], reference_attention(adapters[1].merged, [request]), [request]
     )
+
+
+def test_programs_with_adapters(engine: HookLLM, adapters: list[Adapter]) -> None:
+    """States, steered and not, are those of the model with the adapter merged in."""
+    direction = np.random.default_rng(5).standard_normal(192)
+    probes = (HiddenStateProbe("all", positions="all"), HeadOutputProbe(["1-2"], positions="all"))
+    programs = [
+        Program(probes, [AddVector([1], direction, 0.7), ScaleHeads(["2-3"], 0.0)]),
+        Program(probes),
+    ]
+    prompts = [tokens(60, seed=1), tokens(60, seed=1)]
+    given = [a.request for a in adapters]
+    for one, adapter in zip(
+        run_programs(engine, prompts, programs, greedy(4), lora_request=given),
+        adapters,
+        strict=True,
+    ):
+        assert_ran(adapter.merged, one, 60)
 
 
 def test_on_a_cpu_requests_with_and_without_an_adapter_are_kept_apart(

@@ -169,3 +169,21 @@ def test_from_other_threads_and_loops(online: ThreadedHookLLM, folder: Path) -> 
     online.unload_program("steer")
     with pytest.raises(ProbeError, match="no program 'steer'"):
         online.unload_program("steer")
+
+
+def test_data_parallel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request's states come from the engine of the two that served it."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    arguments: dict[str, Any] = {**DEFAULTS, "enforce_eager": True, "data_parallel_size": 2}
+    programs = [STEERED, KNOCKED] * 4
+
+    async def all_at_once(hooked: AsyncHookLLM) -> list[Performed]:
+        return await asyncio.gather(
+            *(hooked.perform(prompt(60, i), p, greedy()) for i, p in enumerate(programs))
+        )
+
+    with ThreadedHookLLM(str(folder), **arguments) as hooked:
+        for program, done in zip(
+            programs, on_loop(hooked, all_at_once(hooked.hooked)), strict=True
+        ):
+            check(folder, hooked, program, done.reading)

@@ -48,10 +48,21 @@ def test_preemption(smollm2_dir: Path) -> None:
         assert_ran(smollm2_dir, one, 60)
 
 
-def test_tensor_parallel(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"tensor_parallel_size": 2, "enforce_eager": True},
+        {
+            "pipeline_parallel_size": 2,
+            "programs": True,
+        },  # eager, plain vLLM 0.32 fails on a CPU
+    ],
+    ids=lambda how: next(iter(how)),
+)
+def test_two_workers(
+    how: dict[str, Any], tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads of both ranks; the stream, which both have, once."""
+    """Heads or layers of both workers; a stream that both have, once."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     folder = tiny_model("llama")
     direction = np.random.default_rng(1).standard_normal(192)
@@ -62,7 +73,7 @@ def test_tensor_parallel(
         ),
         [ScaleHeads(["1-0", "2-4"], 2.0), Ablate([1], direction), AddVector([2], direction)],
     )
-    with start_engine(folder, enforce_eager=True, tensor_parallel_size=2) as engine:
+    with start_engine(folder, **how) as engine:
         (ran,) = run_programs(engine, [tokens(90, seed=1)], [program], greedy(4))
     assert_ran(folder, ran, 90)
     generated = list(ran.output.outputs[0].token_ids)

@@ -27,7 +27,7 @@ from core_rerank.eval.steering_checks import CONSTRAINTS, is_readable
 from core_rerank.eval.steering_report import draw, markdown
 
 BY_NAME = {constraint.name: constraint for constraint in CONSTRAINTS}
-TEXT = "A glacier is a river of ice. It moves slowly! Why? Because it is heavy."
+TEXT = "A glacier is a river of ice, and a slow one. It moves slowly! Why? Because it is heavy."
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,12 @@ TEXT = "A glacier is a river of ice. It moves slowly! Why? Because it is heavy."
             ["ice", '"ice"', "4", '{"a": "it', 'Here: {"a": 1}', '```json\n{"a": 1}\n``` so'],
         ),
         ("bullets", ["- it\n- is", "1. it\n2. is\n", "* it\n\n* is"], ["- it", "So:\n- it\n- is"]),
+        (
+            "exclamation",
+            ["It is 3.5 km! It mo", "Ice!"],
+            ["It is ice! It moves.", "Ice", "Ice? No!"],
+        ),
+        ("no-commas", ["It is ice. It moves."], ["Ice, that is."]),
     ],
 )
 def test_forms(name: str, holding: list[str], failing: list[str]) -> None:
