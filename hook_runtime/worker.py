@@ -18,6 +18,7 @@ from . import (
     loader,  # noqa: F401  registers the loaders in the worker's process
 )
 from .capture import CaptureState
+from .compile_cache import name_compiled_model
 from .errors import HookRuntimeError
 from .memory import shadow_share
 from .program_state import Doors, ProgramState
@@ -37,10 +38,10 @@ class HookMixin:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """The worker's own, and the doors to the residual stream, before anything is compiled."""
-        compat.let_compiled_model_load()
+        worker: Any = self
+        name_compiled_model(worker.vllm_config, type(self))
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         if self.hook_runtime_programs:
-            worker: Any = self
             self.hook_runtime_doors = Doors(worker.model_runner, worker.vllm_config, True)
 
     def determine_available_memory(self) -> int:

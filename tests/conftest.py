@@ -13,12 +13,21 @@ if TYPE_CHECKING:
     from hook_runtime import TransformersBackend
 
 
+def processors() -> list[int]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers() -> int | None:
     """Two processes, each with engines; one where there is one processor, or a GPU to share."""
     from setup import has_nvidia_gpu
 
-    return 2 if (os.cpu_count() or 1) > 1 and not has_nvidia_gpu() else 0
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return 2 if len(processors()) > 1 and not has_nvidia_gpu() else 0
 
 
 def pytest_configure() -> None:
@@ -30,7 +39,7 @@ def pytest_configure() -> None:
     name, count = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     if name is None or count is None or not hasattr(os, "sched_setaffinity"):
         return
-    own = sorted(os.sched_getaffinity(0))[int(name.removeprefix("gw")) :: int(count)]
+    own = processors()[int(name.removeprefix("gw")) :: int(count)]
     if own:
         os.sched_setaffinity(0, own)
 

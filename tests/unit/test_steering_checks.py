@@ -44,8 +44,8 @@ TEXT = "A glacier is a river of ice, and a slow one. It moves slowly! Why? Becau
         ("bullets", ["- it\n- is", "1. it\n2. is\n", "* it\n\n* is"], ["- it", "So:\n- it\n- is"]),
         (
             "exclamation",
-            ["It is 3.5 km! It mo", "Ice!"],
-            ["It is ice! It moves.", "Ice", "Ice? No!"],
+            ["It is 3.5 km! It mo", "Ice!", "1. Ice!\n2. Snow!"],
+            ["Ice! It moves.", "Ice", "Ice? No!", 'Ice! He said "it is."', "Ice!\n**Cold.**"],
         ),
         ("no-commas", ["It is ice. It moves."], ["Ice, that is."]),
     ],
