@@ -25,6 +25,7 @@ TESTED: dict[str, tuple[str, ...]] = {
     "no prefix cache": ("repeat", "mixed"),
     "async scheduling on": ("mixed", "last-chunk-of-one-token"),
     "chunks of 64, eager": ("last-query-token-alone", "cancelled"),
+    "programs, compiled": ("programs",),
     "LoRA": ("lora",),
     "refused: fp8 KV cache": ("refusal",),
     "refused: MLA": ("refusal",),

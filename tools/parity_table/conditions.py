@@ -9,7 +9,7 @@ from prompts import NULL_QUERY, QUERIES, random_request
 
 from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head
 
-from . import adapters, pressure
+from . import adapters, pressure, programmed
 from .mixed import ordinary_outputs_differ
 from .session import NotMet, Observed, Session, as_prompt, greedy
 
@@ -182,4 +182,5 @@ CONDITIONS: dict[str, Callable[[Session], Observed]] = {
     "preempted": pressure.preempted,
     "cancelled": pressure.cancelled,
     "lora": adapters.lora,
+    "programs": programmed.programs,
 }

@@ -79,6 +79,20 @@ def _graphs(mode: str, runner: str, environment: Mapping[str, str]) -> Scenario:
     )
 
 
+def _programs(name: str, environment: Mapping[str, str] | None = None, **how: Any) -> Scenario:
+    """Programs where the model is compiled, in graphs that only a GPU has but for the default."""
+    everywhere = not how and environment is None
+    return Scenario(
+        f"programs, {name}",
+        conditions=("programs", "mixed"),
+        arguments={"programs": True, **how},
+        environment=environment or {},
+        cpu_s=40 if everywhere else None,
+        gpu_s=30,
+        absent="" if everywhere else "CUDA graphs need a GPU",
+    )
+
+
 def _eager(name: str, conditions: tuple[str, ...], **more: Any) -> Scenario:
     arguments = {"enforce_eager": True, **more.pop("arguments", {})}
     return Scenario(name, conditions=conditions, arguments=arguments, **more)
@@ -126,6 +140,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     _graphs("PIECEWISE", "default runner", {}),
     _graphs("FULL_DECODE_ONLY", "default runner", {}),
     _graphs("NONE", "default runner", {}),
+    _programs("compiled"),
+    _programs("CUDA graphs PIECEWISE", compilation_config={"cudagraph_mode": "PIECEWISE"}),
+    _eager("programs, eager", ("programs", "mixed")),
     _eager(
         "chunks of 64, eager",
         (*CHUNKED, "mixed", "cancelled"),
@@ -185,6 +202,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         gpu_s=None,
         absent="every GPU row is bf16",
     ),
+    _eager(
+        "programs, bf16",
+        ("programs", "mixed"),
+        dtype="bfloat16",
+        gpu_s=None,
+        absent="every GPU row is bf16",
+    ),
     _eager("GPTQ weights", SHORT, model="llama-gptq", refusal="may", dtype="bfloat16"),
     _eager("AWQ weights", SHORT, model="llama-awq", refusal="may", dtype="bfloat16"),
     _eager(
@@ -223,6 +247,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         absent="V1 is what vLLM chooses on this CPU",
     ),
     _graphs("FULL_AND_PIECEWISE", "V1 runner", V1),
+    _programs("V1 runner", V1),
     _eager(
         "V1 runner, chunks of 64",
         (*CHUNKED, "mixed"),
