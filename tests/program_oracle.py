@@ -192,3 +192,9 @@ def assert_states(
         assert (error <= tolerance * size + 1e-6).all(), (
             f"{read.probe}: row {worst} is off by {error[worst]:.2e} of {size[worst]:.2e}"
         )
+
+
+def mean_distance(values: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """By layer or head: the mean over tokens of the distance, relative to the state's length."""
+    distance = np.linalg.norm(values - exact, axis=-1) / np.linalg.norm(exact, axis=-1)
+    return distance.mean(axis=-1)

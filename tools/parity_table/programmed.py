@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from program_oracle import assert_states, reference_states
+from program_oracle import assert_states, mean_distance, reference_states
 from program_runs import Ran, run_programs, tokens
 from prompts import QUERIES
 
@@ -84,14 +84,9 @@ def _compare(seen: Observed, session: Session, ran: Ran, prompt_len: int) -> Non
         if read.values.shape != right.shape:
             seen.problems.append(f"{read.probe}: {read.values.shape}, not {right.shape}")
             continue
-        off, allowed = _distance(read.values, right), ROUNDING_FACTOR * _distance(plain, right)
+        off = mean_distance(read.values, right)
+        allowed = ROUNDING_FACTOR * mean_distance(plain, right)
         worst = int((off - allowed).argmax())
         if not off[worst] <= allowed[worst] + 1e-6:
             error = f"off by {off[worst]:.2e}, {allowed[worst]:.2e} allowed"
             seen.problems.append(f"{read.probe}: row {worst} is {error}")
-
-
-def _distance(values: Any, exact: Any) -> Any:
-    """By layer or head: the mean over tokens of the distance, relative to the state's length."""
-    distance = np.linalg.norm(values - exact, axis=-1)
-    return (distance / (np.linalg.norm(exact, axis=-1) + 1e-9)).mean(axis=-1)
