@@ -128,7 +128,8 @@ class AsyncHookLLM(AsyncPrograms):
         requests = list(requests)
         self.check_open()
         adapters = per_prompt(lora_request, len(requests), "LoRA requests")
-        asks = [Ask(r, one_token(), a) for r, a in zip(requests, adapters, strict=True)]
+        params = one_token()
+        asks = [Ask(r, params, a) for r, a in zip(requests, adapters, strict=True)]
         for ask in asks:
             self._check(ask)
         with self._call():

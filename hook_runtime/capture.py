@@ -226,11 +226,11 @@ class CaptureState:
             if chunk.request.failure is None and chunk.request.probe.heads != "all":
                 segments.extend(self._segments(chunk, first[id(chunk.request)]))
         if segments and self._score is not None:
+            held = self._held()
             for bucket, sums in self._score(segments):
-                part = self.results.fetch(sums)
-                for i, segment in enumerate(bucket):
-                    owner = segment.owner
-                    assert isinstance(owner, ProbedRequest)
+                owners = [s.owner for s in bucket if isinstance(s.owner, ProbedRequest)]
+                part = self.results.fetch_sums(sums, owners, held)
+                for i, owner in enumerate(owners):
                     owner.parts.append((part, i))
 
     def _segments(self, chunk: Chunk, first: bool) -> list[Segment]:
@@ -272,8 +272,11 @@ class CaptureState:
         q0, q1 = request.probe.query_span
         if request.failure is None and request.rows_done != q1 - q0:
             request.fail(f"{request.rows_done} of {q1 - q0} query rows were scored")
-        held = [Head(n, h) for n, s in self.shadows.items() for h in s.heads]
-        self.results.finish(request, held)
+        self.results.finish(request, self._held())
+
+    def _held(self) -> list[Head]:
+        """The heads along the second axis of the sums."""
+        return [Head(n, h) for n, s in self.shadows.items() for h in s.heads]
 
     # ------------------------------------------------------------ looking in
 

@@ -147,7 +147,8 @@ class HookLLM(SyncPrograms):
         with self._lock:
             self._check_open()
             adapters = per_prompt(lora_request, len(requests), "LoRA requests")
-            asks = [Ask(r, one_token(), a) for r, a in zip(requests, adapters, strict=True)]
+            params = one_token()
+            asks = [Ask(r, params, a) for r, a in zip(requests, adapters, strict=True)]
             self._check(asks, _NONE)
             self._ensure_held(requests)
             return self._run(asks, _NONE, progress)[1]

@@ -18,7 +18,8 @@ from .tracker import EXTRA_ARG
 def one_token() -> Any:
     """Sampling parameters of a request that is there for its prefill alone."""
     params = compat.symbol("vllm", "SamplingParams")
-    return params(max_tokens=1, temperature=0.0, detokenize=False)
+    # Nobody else has them, and vLLM's deep copy takes longer than a short prompt's scheduling.
+    return params(max_tokens=1, temperature=0.0, detokenize=False, skip_clone=True)
 
 
 def per_prompt(given: Any, count: int, what: str) -> list[Any]:
@@ -34,7 +35,8 @@ def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
     """A copy of the sampling parameters that carries the probe to the workers."""
     if params.n != 1:
         raise ProbeError(f"a probed request must ask for one completion, not n={params.n}.")
-    params = copy.copy(params)  # vLLM copies deeply by itself, so the probe goes as one string
+    params = with_whole_output(params)
+    # vLLM copies deeply by itself, so the probe goes as one string
     params.extra_args = {
         **(params.extra_args or {}),
         EXTRA_ARG: {
@@ -43,7 +45,6 @@ def with_probe(params: Any, capture_id: str, probe: AttentionProbe) -> Any:
             "probe": json.dumps(probe.to_json()),
         },
     }
-    params = with_whole_output(params)
     if probe.heads == "all":  # never False here: vLLM sets True itself for prompt_logprobs
         params.skip_reading_prefix_cache = True
     return params

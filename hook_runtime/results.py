@@ -17,10 +17,15 @@ MAX_RESULTS = 100_000
 
 
 class Part(NamedTuple):
-    """Sums of one bucket on their way to the host; ``arrived`` is None where they are there."""
+    """Sums of one bucket on their way to the host; ``arrived`` is None where they are there.
+
+    ``values``: float32 [segments, heads held, keys]; [segments, 1, keys] where ``added``, that is
+    where all of them want all heads added up: so much less is brought to the host.
+    """
 
     values: torch.Tensor
     arrived: torch.cuda.Event | None
+    added: bool = False
 
 
 class Results:
@@ -67,12 +72,25 @@ class Results:
             self._unreduced.popleft()
 
     @staticmethod
-    def fetch(sums: torch.Tensor) -> Part:
-        """Start the copy of a bucket's sums to the host, without waiting for it."""
-        if sums.device.type == "cpu":
-            return Part(sums, None)
-        host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-        host.copy_(sums, non_blocking=True)
+    def fetch_sums(
+        sums: torch.Tensor, owners: Sequence[ProbedRequest], held: Sequence[Head]
+    ) -> Part:
+        """``fetch`` of a bucket's sums, added up over the heads first where that is all they want.
+
+        ``owners`` are the requests along the sums' first axis, ``held`` the heads along the second.
+        """
+        added = all(o.probe.sum_heads and set(held) <= set(o.probe.heads) for o in owners)
+        if added:
+            sums = sums.sum(dim=1, keepdim=True)
+        return Results.fetch(sums)._replace(added=added)
+
+    @staticmethod
+    def fetch(values: torch.Tensor) -> Part:
+        """Start the copy of what was computed to the host, without waiting for it."""
+        if values.device.type == "cpu":
+            return Part(values, None)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
         return Part(host, arrived)
@@ -115,14 +133,19 @@ def _plain(result: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _selected(request: ProbedRequest, held: Sequence[Head]) -> tuple[list[Head], np.ndarray]:
-    """The probe's heads and columns out of the sums over all heads held and all keys."""
+    """The probe's heads out of those held; its columns out of the sums over all keys.
+
+    Float32 [heads, columns], or [1, columns] where the probe wants the heads added up.
+    """
     wanted = set(request.probe.heads)
     rows = [i for i, head in enumerate(held) if head in wanted]
-    sums = np.zeros((len(rows), len(request.columns)), np.float32)
+    together = request.probe.sum_heads
+    sums = np.zeros((1 if together else len(rows), len(request.columns)), np.float32)
     for part, i in request.parts:
         if part.arrived is not None:
             part.arrived.synchronize()
         values = part.values[i].numpy()
         seen = int(np.searchsorted(request.columns, values.shape[1]))
-        sums[:, :seen] += values[rows][:, request.columns[:seen]]
+        found = (values if part.added else values[rows])[:, request.columns[:seen]]
+        sums[:, :seen] += found.sum(axis=0, keepdims=True, dtype=np.float64) if together else found
     return [held[i] for i in rows], sums

@@ -25,6 +25,8 @@ class Head(NamedTuple):
     @classmethod
     def parse(cls, value: object) -> Head:
         """Read ``"15-7"``, ``(15, 7)``, ``[15, 7]`` or a ``Head``; ProbeError otherwise."""
+        if type(value) is cls and _are_natural(value):  # a rerank reads hundreds, each one known
+            return value
         if isinstance(value, str):
             parts: Sequence[object] = value.strip().split("-")
             if len(parts) == 2 and all(isinstance(p, str) and p.isdecimal() for p in parts):
@@ -44,8 +46,14 @@ class Head(NamedTuple):
         return f"{self.layer}-{self.head}"
 
 
+def _are_natural(numbers: tuple[Any, ...]) -> bool:
+    return all(type(n) is int and n >= 0 for n in numbers)
+
+
 def as_span(value: object) -> Span | None:
     """A half-open token span (start, end), 0 <= start < end; None for anything else."""
+    if type(value) is tuple and _are_natural(value) and len(value) == 2 and value[0] < value[1]:
+        return value
     if (
         isinstance(value, Sequence)
         and not isinstance(value, str)

@@ -51,6 +51,24 @@ def reference_attention(
     return answers
 
 
+def rounding_of_gaps(model_dir: str | Path, tokens: Sequence[int], start: int, dtype: Any) -> float:
+    """What ``dtype`` does to the likeliest token's lead over the next four: its largest change.
+
+    Nats, over the positions that choose ``tokens[start:]``, against float32; on the CPU.
+    """
+    import torch
+
+    def chances(kind: Any) -> Any:
+        with torch.no_grad():
+            logits = _model(str(model_dir), kind, "cpu")(torch.tensor([list(tokens)])).logits
+        return logits[0, start - 1 : -1].double().log_softmax(dim=-1)
+
+    exact, rounded = chances(torch.float32), chances(dtype)
+    best = exact.topk(5).indices
+    leads = [x.gather(1, best[:, :1]) - x.gather(1, best[:, 1:]) for x in (exact, rounded)]
+    return float((leads[1] - leads[0]).abs().max())
+
+
 @functools.lru_cache(maxsize=1)
 def _model(model_dir: str, dtype: Any, device: str) -> Any:
     from transformers import AutoModelForCausalLM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ def test_rows_across_chunks(chunked: HookLLM, reference: Reference) -> None:
     chunked.llm.reset_prefix_cache()
     for _ in range(2):
         assert_exact(chunked.capture([request]), reference([request]), [request])
+
+
+@pytest.mark.parametrize("company", ["alone", "beside heads not added up"])
+def test_heads_added_up(chunked: HookLLM, reference: Reference, company: str) -> None:
+    """In the workers, or where others of the step want them one by one, when they are fetched."""
+    whole = _rows_across_a_chunk(chunked)
+    other = random_request(90, (80, 89), ((0, 30), (30, 69)), HEADS, seed=6)
+    added = [replace(r, probe=replace(r.probe, sum_heads=True)) for r in (whole, other)]
+    some = replace(other, probe=replace(other.probe, heads=HEADS[1:3], sum_heads=True))
+    requests = added if company == "alone" else [*added, some, other]
+    expected = [
+        r.sum(axis=0, keepdims=True) if q.probe.sum_heads else r
+        for q, r in zip(requests, reference(requests), strict=True)
+    ]
+    chunked.llm.reset_prefix_cache()
+    for _ in range(2):
+        assert_exact(chunked.capture(requests), expected, requests)
 
 
 def test_more_rows_than_a_chunk_holds(chunked: HookLLM, reference: Reference) -> None:

@@ -10,7 +10,7 @@ from prompts import NULL_QUERY, QUERIES, random_request
 from hook_runtime.specs import AttentionProbe, Capture, CaptureRequest, Head
 
 from . import adapters, pressure, programmed
-from .mixed import ordinary_outputs_differ
+from .mixed import near_tie, ordinary_outputs_differ
 from .session import NotMet, Observed, Session, as_prompt, greedy
 
 STORIES = ("The capital of France is", "Once upon a time, a lighthouse keeper", "2, 4, 6, 8,")
@@ -72,7 +72,8 @@ def mixed(session: Session) -> Observed:
     session.cold()
     probed = session.engine.probe(prompts, [*(r.probe for r in requests), *nothing], params)
     session.keep(seen, requests, probed.captures[: len(requests)])
-    ordinary_outputs_differ(seen, plain, probed.outputs, session.dtype)
+    lead = near_tie(session.model, session.dtype)
+    ordinary_outputs_differ(seen, plain, probed.outputs, lead)
     return seen
 
 

@@ -15,7 +15,7 @@ from hook_runtime.probes import HeadOutputProbe, HiddenStateProbe
 from hook_runtime.programs import Program
 from hook_runtime.specs import Head
 
-from .mixed import ordinary_outputs_differ
+from .mixed import near_tie, ordinary_outputs_differ
 from .session import Observed, Session, greedy
 
 ROUNDING_FACTOR = 2.0
@@ -34,7 +34,10 @@ def programs(session: Session) -> Observed:
     ran = run_programs(session.engine, prompts, given, params)
     others = [i for i, program in enumerate(given) if program is None]
     ordinary_outputs_differ(
-        seen, [plain[i].output for i in others], [ran[i].output for i in others], session.dtype
+        seen,
+        [plain[i].output for i in others],
+        [ran[i].output for i in others],
+        near_tie(session.model, session.dtype),
     )
     steered = [i for i, program in enumerate(given) if program and program.interventions]
     same = sum(_said(plain[i]) == _said(ran[i]) for i in steered)
