@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from . import compat
+from .ahead import Room, in_turn, tokens_to_compute
 from .async_programs import AsyncPrograms
 from .conductor import MAX_CAPTURE_BYTES
 from .desk import CONFIG, configured
@@ -29,8 +30,6 @@ T = TypeVar("T")
 TRIES = 4
 """A request is computed again where its prefix was not captured, or where the shadow was grown for
 another caller meanwhile."""
-STEPS_AHEAD = 4
-"""Prefill steps of one call that may wait in the engine."""
 POLL_S = 0.005
 """How often to look whether there is room for a probe of all heads."""
 
@@ -92,8 +91,10 @@ class AsyncHookLLM(AsyncPrograms):
             model, chosen, layers, engine, data_parallel=True, programs=programs
         )
         arguments = compat.symbol("vllm.engine.arg_utils", "AsyncEngineArgs")
+        # By its context vLLM chooses max_num_batched_tokens: a server's is 8192 on large GPUs.
+        context = compat.symbol("vllm.usage.usage_lib", "UsageContext").OPENAI_API_SERVER
         running = compat.symbol("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args(
-            arguments(model=model, **options.engine)
+            arguments(model=model, **options.engine), usage_context=context
         )
         made = cls(running, max_capture_bytes)
         try:
@@ -223,34 +224,14 @@ class AsyncHookLLM(AsyncPrograms):
             self._calls.discard(task)
 
     async def _in_turn(self, asks: list[Ask], on_done: Callable[[], object]) -> list[Capture]:
-        """No more of one call is in the engine than keeps it busy: vLLM serves first come first,
-        and another caller's request would wait for all of it."""
-        limit = STEPS_AHEAD * self._session.max_num_batched_tokens * self._engines
-        tasks: list[asyncio.Task[tuple[Any, Capture]]] = []
-        in_engine: dict[asyncio.Task[Any], int] = {}
-        try:
-            for ask in asks:
-                size = len(ask.request.prompt_token_ids)
-                while in_engine and sum(in_engine.values()) + size > limit:
-                    done, _ = await asyncio.wait(in_engine, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        del in_engine[task]
-                    for task in tasks:
-                        if task.done():
-                            task.result()  # raises at once what went wrong
-                left_engine = asyncio.Event()
-                tasks.append(asyncio.create_task(self._captured(ask, left_engine)))
-                tasks[-1].add_done_callback(lambda _: on_done())
-                in_engine[asyncio.create_task(left_engine.wait())] = size
-            return [capture for _, capture in await asyncio.gather(*tasks)]
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        finally:
-            for task in in_engine:
-                task.cancel()
+        requests = [ask.request for ask in asks]
+        captured = await in_turn(
+            [partial(self._captured, ask) for ask in asks],
+            tokens_to_compute([(r.prompt_token_ids, r.probe.query_span[0]) for r in requests]),
+            Room.of(self._session.max_num_batched_tokens, self._engines),
+            on_done,
+        )
+        return [capture for _, capture in captured]
 
     async def _captured(self, ask: Ask, left_engine: asyncio.Event) -> tuple[Any, Capture]:
         """The output is the first try's: later ones only capture.
