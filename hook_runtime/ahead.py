@@ -6,7 +6,7 @@ vLLM serves first come, first served, and another caller's request would wait fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -15,6 +15,10 @@ STEPS_AHEAD = 4
 REQUESTS_AHEAD = 2
 """Requests of one call that may wait in an engine whatever their size: one is computed, and the
 next is there when it ends."""
+
+SHARED_COST = 8
+"""A prompt of shared documents counts as this part of its tokens at least: its query looks at all
+of them, and a call about one document must not put thousands of requests before another's."""
 
 
 class Room(NamedTuple):
@@ -33,18 +37,33 @@ class Room(NamedTuple):
         return len(waiting) < self.requests or sum(waiting) + more <= self.tokens
 
 
-def tokens_to_compute(prompts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
-    """Of each prompt, whose query begins at the position beside it, where the cache is empty.
+class Prompt(NamedTuple):
+    """What a request computes: its tokens, the place of its query in them, and ``apart``, what
+    keeps it from the cached tokens of others where it differs."""
+
+    tokens: Sequence[int]
+    query: int
+    apart: Hashable = None
+
+
+def tokens_to_compute(prompts: Sequence[Prompt], cached: bool = True) -> list[int]:
+    """Of each prompt, where the cache is empty; it stays so unless ``cached``.
 
     A prompt that begins as the one before it does up to its query shares these documents with it,
     as a null pass does with its query's: the engine computes them once.
     """
     sizes = []
-    before: Sequence[int] = ()
-    for tokens, query in prompts:
-        shared = 0 < query <= len(before) and tokens[:query] == before[:query]
-        sizes.append(len(tokens) - query if shared else len(tokens))
-        before = tokens
+    before = Prompt((), 0)
+    for prompt in prompts:
+        size, query = len(prompt.tokens), prompt.query
+        shared = (
+            cached
+            and 0 < query <= len(before.tokens)
+            and prompt.apart == before.apart
+            and prompt.tokens[:query] == before.tokens[:query]
+        )
+        sizes.append(max(size - query, size // SHARED_COST) if shared else size)
+        before = prompt
     return sizes
 
 
@@ -56,8 +75,8 @@ async def in_turn(
 ) -> list[T]:
     """Results in order; the first fault cancels what is left and is raised.
 
-    Each coroutine sets its event once its request has left the engine. ``on_done`` is called after
-    each.
+    Each coroutine sets its event once its request has left the engine, or when it ends without.
+    ``on_done`` is called after each.
     """
     tasks: list[asyncio.Task[T]] = []
     failed: list[asyncio.Task[T]] = []
@@ -86,6 +105,3 @@ async def in_turn(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-    finally:
-        for task in in_engine:
-            task.cancel()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from . import compat
-from .ahead import Room, in_turn, tokens_to_compute
+from .ahead import Prompt, Room, in_turn, tokens_to_compute
 from .async_programs import AsyncPrograms
 from .conductor import MAX_CAPTURE_BYTES
 from .desk import CONFIG, configured
@@ -91,7 +91,8 @@ class AsyncHookLLM(AsyncPrograms):
             model, chosen, layers, engine, data_parallel=True, programs=programs
         )
         arguments = compat.symbol("vllm.engine.arg_utils", "AsyncEngineArgs")
-        # By its context vLLM chooses max_num_batched_tokens: a server's is 8192 on large GPUs.
+        # By its context vLLM chooses what was not given: a server's steps are of 8192 tokens and
+        # 1024 sequences on large GPUs, an engine's of no known use 2048 and 128.
         context = compat.symbol("vllm.usage.usage_lib", "UsageContext").OPENAI_API_SERVER
         running = compat.symbol("vllm.v1.engine.async_llm", "AsyncLLM").from_engine_args(
             arguments(model=model, **options.engine), usage_context=context
@@ -224,10 +225,10 @@ class AsyncHookLLM(AsyncPrograms):
             self._calls.discard(task)
 
     async def _in_turn(self, asks: list[Ask], on_done: Callable[[], object]) -> list[Capture]:
-        requests = [ask.request for ask in asks]
+        cached = bool(self.engine.vllm_config.cache_config.enable_prefix_caching)
         captured = await in_turn(
             [partial(self._captured, ask) for ask in asks],
-            tokens_to_compute([(r.prompt_token_ids, r.probe.query_span[0]) for r in requests]),
+            tokens_to_compute([_prompt(ask) for ask in asks], cached),
             Room.of(self._session.max_num_batched_tokens, self._engines),
             on_done,
         )
@@ -381,3 +382,13 @@ class AsyncHookLLM(AsyncPrograms):
             raise ClosedError("this AsyncHookLLM is closed; start a new one.")
         if self.engine.errored:
             raise EngineDeadError("vLLM's engine process died; close this engine, start a new one.")
+
+
+def _prompt(ask: Ask) -> Prompt:
+    request, adapter = ask.request, ask.adapter
+    apart = (
+        request.probe.heads == "all" and id(ask),  # such a one does not read the cache
+        adapter and adapter.lora_int_id,
+        ask.run and ask.run.salt,
+    )
+    return Prompt(request.prompt_token_ids, request.probe.query_span[0], apart)

@@ -229,6 +229,7 @@ class CaptureState:
             held = self._held()
             for bucket, sums in self._score(segments):
                 owners = [s.owner for s in bucket if isinstance(s.owner, ProbedRequest)]
+                assert len(owners) == len(bucket)
                 part = self.results.fetch_sums(sums, owners, held)
                 for i, owner in enumerate(owners):
                     owner.parts.append((part, i))

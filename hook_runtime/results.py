@@ -81,7 +81,7 @@ class Results:
         """
         added = all(o.probe.sum_heads and set(held) <= set(o.probe.heads) for o in owners)
         if added:
-            sums = sums.sum(dim=1, keepdim=True)
+            sums = sums.sum(dim=1, keepdim=True, dtype=torch.float64).float()  # as _selected does
         return Results.fetch(sums)._replace(added=added)
 
     @staticmethod

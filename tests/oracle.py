@@ -54,7 +54,8 @@ def reference_attention(
 def rounding_of_gaps(model_dir: str | Path, tokens: Sequence[int], start: int, dtype: Any) -> float:
     """What ``dtype`` does to the likeliest token's lead over the next four: its largest change.
 
-    Nats, over the positions that choose ``tokens[start:]``, against float32; on the CPU.
+    Nats, over the positions that choose ``tokens[start:]``, against float32; on the CPU. End the
+    tokens with the one whose choice is in doubt: what comes later excuses nothing.
     """
     import torch
 

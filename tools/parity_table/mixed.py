@@ -11,9 +11,9 @@ from oracle import rounding_of_gaps
 from .judge import LARGEST_FACTOR
 from .session import Observed
 
-Lead = Callable[[Any], float]
-"""By how much a token may have beaten another, in nats, and yet lose to it in a later run of the
-request whose output is given."""
+Lead = Callable[[Any, int], float]
+"""By how much the token at a place may have beaten another, in nats, and yet lose to it in a later
+run of the request whose output is given."""
 
 
 def near_tie(model: Path, dtype: str) -> Lead | None:
@@ -23,9 +23,9 @@ def near_tie(model: Path, dtype: str) -> Lead | None:
         return None
     import torch
 
-    def lead(output: Any) -> float:
+    def lead(output: Any, at: int) -> float:
         prompt = list(output.prompt_token_ids)
-        tokens = prompt + list(output.outputs[0].token_ids)
+        tokens = prompt + list(output.outputs[0].token_ids[: at + 1])
         changed = rounding_of_gaps(model, tokens, len(prompt), getattr(torch, dtype))
         return LARGEST_FACTOR * changed
 
@@ -45,10 +45,10 @@ def ordinary_outputs_differ(
         at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
         gap = _gap(without, at, b) if at is not None else float("inf")
         text = f"request {place} differs from its run without captures at token {at}"
-        if lead is None:
+        if lead is None or at is None:
             seen.problems.append(f"{text} (gap {gap:.3g})")
             continue
-        allowed = lead(without)
+        allowed = lead(without, at)
         found = f"{text} (gap {gap:.3g}, {allowed:.3g} by rounding)"
         (seen.notes if gap <= allowed else seen.problems).append(found)
     seen.notes.append(f"{same} of {len(plain)} outputs identical to the batch without captures")
